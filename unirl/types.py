@@ -1,0 +1,130 @@
+"""The map of the domain: what one stage of the loop hands to the next.
+
+The data moves from top to bottom: a `Prompt` is rolled out into a `Rollout`; the rollout's samples go to
+a reward as `Sample`s and come back as `Scores`; scores and values become a `Experience`, which the update
+consumes.
+
+Axes: P prompts, G samples per prompt, B = P * G rows ordered prompt-major (row b belongs to prompt b // G),
+L prompt tokens, T response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+__all__ = ["Direction", "Experience", "Judge", "Prompt", "Reward", "Rollout", "Sample", "Scores"]
+
+Direction = Literal["text", "image"]
+"""What the policy writes: "text" reads a picture and writes words, "image" reads words and draws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What the policy is conditioned on, before it is turned into tokens.
+
+    Example: `Prompt(key="numbers/0042", direction="image", caption="a handwritten forty two", codes=None)`.
+    """
+
+    key: str
+    """Key of the row in the data store."""
+    direction: Direction
+    caption: str
+    """True caption. Shown to the policy when it draws; the answer to find when it writes."""
+    codes: np.ndarray | None = None
+    """Image codes, int64 (rows * columns,), each in [0, num_codes). Needed when the policy writes text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """G samples for each of P prompts, as tokens. Filled by the rollout engine.
+
+    Prompts are padded on the left and responses on the right, so that column L is the first response token
+    of every row.
+    """
+
+    prompts: Sequence[Prompt]
+    """P prompts, one for each group of G rows."""
+    group_size: int
+    input_ids: Tensor
+    """int64 (B, L + T), padded prompt then padded response."""
+    attention_mask: Tensor
+    """bool (B, L + T), True on real tokens."""
+    prompt_length: int
+    """L."""
+    response_mask: Tensor
+    """bool (B, T), True on tokens that the policy chose."""
+    old_logprobs: Tensor
+    """float32 (B, T), nats, under the distribution that was sampled from; 0 where the mask is False."""
+    truncated: Tensor
+    """bool (B,), True where the response was cut by the length limit rather than ended."""
+    temperature: float
+    policy_version: int
+    active_rows: Sequence[int] = ()
+    """Rows still running at each decode step: the long tail, seen over time."""
+
+    @property
+    def response_ids(self) -> Tensor:
+        """int64 (B, T), the response part of `input_ids`."""
+        return self.input_ids[:, self.prompt_length :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One finished output as a reward or a judge sees it: a picture and the words that belong to it."""
+
+    key: str
+    """Key of the prompt in the data store."""
+    direction: Direction
+    caption: str
+    """Words that go with the picture: the response in direction "text", the prompt in direction "image"."""
+    image: np.ndarray
+    """uint8 (H, W, 3) RGB: the prompt's picture in direction "text", the drawing in direction "image"."""
+    target: str
+    """True caption of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """One score per sample and component. NaN means "could not be scored"; it is never replaced by 0."""
+
+    total: np.ndarray
+    """float64 (B,), what the policy is trained on."""
+    components: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """float64 (B,) each, by the component's name."""
+
+
+class Reward(Protocol):
+    """Anything that scores samples. Trained on, so it must never be used as the judge."""
+
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """Score B samples, in their order."""
+        ...
+
+
+class Judge(Protocol):
+    """A held-out measure of success. Never a reward, never trained on what it judges."""
+
+    def judge(self, samples: Sequence[Sample]) -> np.ndarray:
+        """Return float64 (B,): 1.0 where picture and words agree, 0.0 where not, NaN where it cannot tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """A rollout with everything that the update needs. Filled by the trainer."""
+
+    rollout: Rollout
+    scores: Scores
+    ref_logprobs: Tensor
+    """float32 (B, T), of the frozen reference."""
+    old_values: Tensor
+    """float32 (B, T), the critic's values before the update, in reward units."""
+    advantages: Tensor
+    """float32 (B, T), whitened over the whole batch; 0 where the mask is False."""
+    returns: Tensor
+    """float32 (B, T), regression target of the critic."""
