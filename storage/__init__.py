@@ -1,0 +1,58 @@
+"""A versioned, queryable feature store: LMDB blobs, memory-mapped Arrow tensors, a Parquet index, atomic snapshots."""
+
+from __future__ import annotations
+
+from storage.column import TensorColumn
+from storage.errors import (
+    ColumnError,
+    ColumnTypeError,
+    CommitConflictError,
+    CorruptionError,
+    DuplicateKeyError,
+    FormatVersionError,
+    KeyNotFoundError,
+    ManifestError,
+    MissingShardError,
+    QueryError,
+    RowNotFoundError,
+    SnapshotNotFoundError,
+    StorageError,
+    StoreExistsError,
+    StoreNotFoundError,
+    TensorColumnError,
+)
+from storage.garbage import GcReport
+from storage.integrity import Problem, VerifyReport
+from storage.manifest import Snapshot
+from storage.shards import Counters
+from storage.store import FeatureStore
+from storage.view import View
+from storage.writer import Writer
+
+__all__ = [
+    "ColumnError",
+    "ColumnTypeError",
+    "CommitConflictError",
+    "CorruptionError",
+    "Counters",
+    "DuplicateKeyError",
+    "FeatureStore",
+    "FormatVersionError",
+    "GcReport",
+    "KeyNotFoundError",
+    "ManifestError",
+    "MissingShardError",
+    "Problem",
+    "QueryError",
+    "RowNotFoundError",
+    "Snapshot",
+    "SnapshotNotFoundError",
+    "StorageError",
+    "StoreExistsError",
+    "StoreNotFoundError",
+    "TensorColumn",
+    "TensorColumnError",
+    "VerifyReport",
+    "View",
+    "Writer",
+]

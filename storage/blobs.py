@@ -1,0 +1,148 @@
+"""Blob shards: LMDB databases of encoded bytes, written once and then read through a map.
+
+A sealed shard is an ordinary LMDB file that any LMDB reader opens. This library goes to a blob by its place in
+the file, which the key table holds, instead of through LMDB's tree: no reader slots, no environment that a fork or
+a second open could break, and a flipped bit in the tree cannot send a read outside the map.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import xxhash
+
+from storage.errors import CorruptionError, DuplicateKeyError, StorageError
+from storage.keys import NO_BLOB, lmdb_key
+
+__all__ = ["BlobWriter"]
+
+_BATCH_BYTES = 32 << 20
+_BATCH_ROWS = 8192
+_FIRST_MAP_BYTES = 64 << 20
+_MAX_BLOB_BYTES = (1 << 32) - 1
+_NUM_PROBES = 64
+
+Blob = bytes | bytearray | memoryview
+
+
+class BlobWriter:
+    """Streams blobs into a new LMDB database at `directory`; memory holds one batch and 24 bytes a row."""
+
+    def __init__(self, directory: Path, *, map_bytes: int = _FIRST_MAP_BYTES) -> None:
+        self.path = directory / "data.mdb"
+        # One writer, no reader, and a file that counts for nothing until it is renamed: no lock, one sync at the end.
+        self._env = lmdb.open(
+            str(directory), map_size=map_bytes, lock=False, sync=False, metasync=False, writemap=False
+        )
+        self._batch: list[tuple[bytes, Blob]] = []
+        self._batch_bytes = 0
+        self._lengths = array("q")
+        self._digests = bytearray()
+        self._closed = False
+        self.count = 0
+
+    def add(self, key: bytes, blob: Blob | None) -> None:
+        """Append one row; None for a row without a blob.
+
+        Raises:
+            StorageError: If the blob is of 4 GiB or more, which LMDB cannot hold.
+        """
+        if blob is None:
+            self._lengths.append(NO_BLOB)
+            self._digests += bytes(16)
+            return
+        num_bytes = memoryview(blob).nbytes
+        if num_bytes > _MAX_BLOB_BYTES:
+            raise StorageError(
+                f"key {key.decode()!r}: a blob of {num_bytes} bytes is too large, LMDB holds up to {_MAX_BLOB_BYTES}; "
+                "split it over several rows"
+            )
+        self._lengths.append(num_bytes)
+        self._digests += xxhash.xxh3_128_digest(blob)
+        self._batch.append((lmdb_key(key), blob))
+        self._batch_bytes += num_bytes
+        self.count += 1
+        if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
+            self._flush()
+
+    def digest(self, row: int) -> str:
+        """xxh3_128 of a row's blob as 32 hexadecimal digits."""
+        return self._digests[16 * row : 16 * row + 16].hex()
+
+    def _flush(self) -> None:
+        """Commit the batch. A full map loses the transaction but not the batch: the map grows and it is put again."""
+        while self._batch:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    for key, blob in self._batch:
+                        if not transaction.put(key, blob, overwrite=False):
+                            raise DuplicateKeyError(f"LMDB key {key!r} is already in {self.path}")
+            except lmdb.MapFullError:
+                size = self._env.info()["map_size"]
+                self._env.set_mapsize(max(2 * size, size + 2 * self._batch_bytes))
+            except lmdb.Error as error:
+                raise StorageError(f"{self.path}: the blobs cannot be written: {error}") from error
+            else:
+                self._batch = []
+                self._batch_bytes = 0
+
+    def seal(self, key_of: Callable[[int], bytes]) -> tuple[np.ndarray, np.ndarray, bytes]:
+        """Make the database durable and find where each blob lies in its file.
+
+        Args:
+            key_of: Gives the key of a row, counted in the order of `add`.
+
+        Returns:
+            int64 (rows,) byte offsets (-1 without a blob), int64 (rows,) lengths, 16 checksum bytes per row.
+        """
+        self._flush()
+        self._env.sync(True)
+        lengths = np.frombuffer(self._lengths, np.int64).copy()
+        offsets = np.full(len(lengths), NO_BLOB, np.int64)
+        base: int | None = None
+        page_bytes = self._env.stat()["psize"]
+        with self._env.begin(buffers=True) as transaction:
+            for row in np.flatnonzero(lengths >= 0).tolist():
+                value = transaction.get(lmdb_key(key_of(row)))
+                if not len(value):
+                    offsets[row] = 0
+                    continue
+                address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+                if base is None:
+                    base = _map_base(address, page_bytes)
+                offsets[row] = address - base
+        self.close()
+        self._probe(offsets, lengths)
+        return offsets, np.maximum(lengths, 0), bytes(self._digests)
+
+    def _probe(self, offsets: np.ndarray, lengths: np.ndarray) -> None:
+        """Read some blobs back by their place, so that a surprise in LMDB's layout is found now and not later."""
+        rows = np.flatnonzero(lengths > 0)
+        with self.path.open("rb") as file:
+            for row in rows[:: max(1, len(rows) // _NUM_PROBES)].tolist():
+                file.seek(offsets[row])
+                if xxhash.xxh3_128_hexdigest(file.read(lengths[row])) != self.digest(row):
+                    raise CorruptionError(
+                        f"{self.path}: blob {row} reads back differently from byte {offsets[row]}"
+                    )
+
+    def close(self) -> None:
+        """Close the database; a second call does nothing."""
+        if not self._closed:
+            self._env.close()
+            self._closed = True
+
+
+def _map_base(address: int, page_bytes: int) -> int:
+    """Where LMDB's map begins, from the address of one value.
+
+    A value begins in the page whose header opens with the page's number, also when it runs over several pages.
+    """
+    page = address - address % page_bytes
+    number = int.from_bytes(ctypes.string_at(page, 8), "little")
+    return page - number * page_bytes

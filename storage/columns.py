@@ -1,0 +1,167 @@
+"""Metadata columns: one type per column for the life of a store, nothing converted that would lose anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from storage.errors import ColumnError, ColumnTypeError
+
+__all__ = ["ARROW_TYPES", "RESERVED", "SQL_TYPES", "ColumnTypes", "check_same_types"]
+
+RESERVED = frozenset({"key", "row", "hash", "bytes", "blob", "tensors", "file_index", "file_row_number"})
+"""Names that the store sets itself, or that SQL and the arguments of `add` already use."""
+
+SQL_TYPES = {
+    "string": "VARCHAR",
+    "int": "BIGINT",
+    "float": "DOUBLE",
+    "bool": "BOOLEAN",
+    "json": "VARCHAR",
+    "null": "VARCHAR",
+}
+ARROW_TYPES = {
+    "string": pa.large_string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "json": pa.large_string(),
+    "null": pa.large_string(),
+}
+_MAX_EXACT_INT = 1 << 53
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(slots=True)
+class _Column:
+    type: str
+    origin: str
+
+
+class ColumnTypes:
+    """The types that the values of one commit have to have, and where each type was set."""
+
+    def __init__(self, known: Mapping[str, tuple[str, str]], declared: Mapping[str, str]) -> None:
+        self._columns = {name: _Column(kind, origin) for name, (kind, origin) in known.items()}
+        self._folded = {name.casefold(): name for name in known}
+        for name, kind in declared.items():
+            if kind not in ARROW_TYPES or kind == "null":
+                raise ColumnTypeError(
+                    f"column {name!r}: type {kind!r} is none of string, int, float, bool, json"
+                )
+            self._check_name(name)
+            self._settle(name, kind, "the declaration of this commit")
+
+    def types(self) -> dict[str, str]:
+        """Column -> type, in the order in which they came up."""
+        return {name: column.type for name, column in self._columns.items()}
+
+    def accept(self, name: str, value: object, place: str) -> Scalar:
+        """The value as it is stored; `place` names the row in errors.
+
+        Raises:
+            ColumnError: If the name cannot be used.
+            ColumnTypeError: If the column has another type.
+        """
+        column = self._columns.get(name)
+        if column is None:
+            self._check_name(name)
+            column = self._columns[name] = _Column("null", place)
+            self._folded[name.casefold()] = name
+        if value is None:
+            return None
+        if column.type == "json":
+            return _json(name, value, place)
+        kind, plain = _plain(name, value, place)
+        if column.type == "null":
+            self._settle(name, kind, place)
+        elif (
+            column.type == "float"
+            and isinstance(plain, int)
+            and kind == "int"
+            and abs(plain) <= _MAX_EXACT_INT
+        ):
+            return float(plain)
+        elif kind != column.type:
+            raise ColumnTypeError(
+                f"{place}: column {name!r} is {kind} ({_short(value)}), but {column.type} since {column.origin}; "
+                f"convert the value, or declare the column as json from its first row on"
+            )
+        return plain
+
+    def _settle(self, name: str, kind: str, origin: str) -> None:
+        column = self._columns.get(name)
+        if column is not None and column.type not in ("null", kind):
+            raise ColumnTypeError(
+                f"{origin}: column {name!r} is {kind}, but {column.type} since {column.origin}"
+            )
+        if column is None or column.type == "null":
+            self._columns[name] = _Column(kind, origin)
+            self._folded[name.casefold()] = name
+
+    def _check_name(self, name: str) -> None:
+        if not isinstance(name, str) or not name or "\0" in name or name.casefold() in RESERVED:
+            raise ColumnError(
+                f"column {name!r} cannot be used: a name is text, not empty, and none of {', '.join(sorted(RESERVED))}"
+            )
+        other = self._folded.get(name.casefold(), name)
+        if other != name:
+            raise ColumnError(
+                f"columns {other!r} and {name!r} differ only in case, which SQL does not tell apart"
+            )
+
+
+def check_same_types(mine: Mapping[str, tuple[str, str]], theirs: Mapping[str, tuple[str, str]]) -> None:
+    """Refuse a commit whose columns clash with what another writer published meanwhile."""
+    merged = ColumnTypes(theirs, {})
+    for name, (kind, origin) in mine.items():
+        if name not in theirs:
+            merged._check_name(name)
+        if kind != "null":
+            merged._settle(name, kind, origin)
+
+
+def _plain(name: str, value: object, place: str) -> tuple[str, Scalar]:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return "bool", value
+    if isinstance(value, int):
+        return ("int", int(value)) if -(1 << 63) <= value < 1 << 63 else ("json", _json(name, value, place))
+    if isinstance(value, float):
+        return "float", float(value)
+    if isinstance(value, str):
+        return "string", _utf8(name, str(value), place)
+    return "json", _json(name, value, place)
+
+
+def _json(name: str, value: object, place: str) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
+    try:
+        return _utf8(name, json.dumps(value, ensure_ascii=False), place)
+    except (TypeError, ValueError) as error:
+        raise ColumnTypeError(
+            f"{place}: column {name!r} holds {type(value).__name__} ({_short(value)}), which has no JSON form ({error}); "
+            "give text, a number, a bool, or lists and dicts of them"
+        ) from None
+
+
+def _utf8(name: str, text: str, place: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ColumnTypeError(
+            f"{place}: column {name!r} is not valid UTF-8 text ({_short(text)}); decode it with errors='replace' first"
+        ) from None
+    return text
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

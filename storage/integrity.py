@@ -1,0 +1,125 @@
+"""Proof that a snapshot is whole: every file against its size, checksum and rows, with the place of each problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.errors import StorageError
+from storage.files import hash_file, open_shard
+from storage.manifest import FileRef, Part, Snapshot
+from storage.shards import PartReader
+from storage.snapshots import list_snapshot_ids, read_snapshot
+
+__all__ = ["Problem", "VerifyReport", "verify_store"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong. path: relative to the store; text: what was found and what was wanted, with the place."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What a check found.
+
+    files, bytes: what was read.
+    """
+
+    problems: list[Problem]
+    files: int
+    bytes: int
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing is wrong."""
+        return not self.problems
+
+
+def verify_store(root: Path, snapshot: Snapshot) -> VerifyReport:
+    """Check all files of a snapshot, and that every other snapshot file can be read."""
+    problems = []
+    for number in list_snapshot_ids(root):
+        try:
+            read_snapshot(root, number)
+        except StorageError as error:
+            problems.append(Problem(path=f"snapshots/{number:08d}.json", text=str(error)))
+    refs = list(snapshot.quarantine)
+    for part in snapshot.parts:
+        refs += list_files(part)
+        problems += _verify_part(root, part, snapshot)
+    problems += [
+        Problem(path=ref.path, text=text) for ref in snapshot.quarantine if (text := _file_problem(root, ref))
+    ]
+    return VerifyReport(problems=problems, files=len(refs), bytes=sum(ref.bytes for ref in refs))
+
+
+def list_files(part: Part) -> list[FileRef]:
+    """All files of a part."""
+    return [part.index, part.keys, *([part.blobs] if part.blobs else []), *part.tensors.values()]
+
+
+def _verify_part(root: Path, part: Part, snapshot: Snapshot) -> list[Problem]:
+    broken = {ref.path: text for ref in list_files(part) if (text := _file_problem(root, ref))}
+    reader = PartReader(root, part)
+    problems: list[Problem] = []
+    if part.index.path not in broken:
+        problems += _index_problems(root, part)
+    for name, file in part.tensors.items():
+        if file.path in broken:
+            problems += _tensor_problems(reader, name, snapshot)
+    if part.blobs is not None and part.blobs.path in broken and part.keys.path not in broken:
+        problems += _blob_problems(reader)
+    placed = {problem.path for problem in problems}
+    return problems + [Problem(path=path, text=text) for path, text in broken.items() if path not in placed]
+
+
+def _file_problem(root: Path, ref: FileRef) -> str | None:
+    try:
+        fd = open_shard(root, ref.path, ref.bytes)
+    except StorageError as error:
+        return str(error)
+    with open(fd, "rb"):
+        found = hash_file(root / ref.path)
+    return None if found == ref.xxh3 else f"the checksum of the file is {found}, the snapshot says {ref.xxh3}"
+
+
+def _index_problems(root: Path, part: Part) -> list[Problem]:
+    try:
+        with pq.ParquetFile(root / part.index.path) as file:
+            rows = file.metadata.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        return [Problem(path=part.index.path, text=f"the file is no Parquet file: {error}")]
+    if rows == part.rows:
+        return []
+    return [Problem(path=part.index.path, text=f"{rows} rows, the snapshot says {part.rows}")]
+
+
+def _tensor_problems(reader: PartReader, name: str, snapshot: Snapshot) -> list[Problem]:
+    """The blocks of a damaged file that differ; the damage may also lie outside of all blocks."""
+    path = reader.part.tensors[name].path
+    try:
+        shard = reader.tensor(name, snapshot.tensors[name])
+        return [Problem(path=path, text=text) for text in shard.damage()]
+    except StorageError as error:
+        return [Problem(path=path, text=str(error))]
+
+
+def _blob_problems(reader: PartReader) -> list[Problem]:
+    """The blobs of a damaged file that differ; the damage may also lie in LMDB's own pages."""
+    assert reader.part.blobs is not None
+    problems = []
+    for row in range(reader.part.rows):
+        try:
+            reader.blob(row, "always")
+        except StorageError as error:
+            problems.append(Problem(path=reader.part.blobs.path, text=str(error)))
+            if "bytes from byte" not in str(error):
+                break
+    return problems

@@ -1,0 +1,194 @@
+"""The key table of a part: row -> key and place of the blob, key -> row, all from one mapped Arrow file.
+
+Nothing is held in Python objects, so tables of any size open in microseconds and are shared by forked workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from storage.errors import ColumnError
+
+__all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "encode_key", "hash_key", "lmdb_key"]
+
+NO_BLOB = -1
+_LMDB_MAX_KEY_BYTES = 511
+_RUN_ROWS = 1 << 16
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.large_string(), nullable=False),
+        pa.field("blob_offset", pa.int64(), nullable=False),
+        pa.field("blob_bytes", pa.int64(), nullable=False),
+        pa.field("blob_xxh3", pa.binary(16), nullable=False),
+        pa.field("sorted_hash", pa.uint64(), nullable=False),
+        pa.field("sorted_row", pa.int64(), nullable=False),
+    ]
+)
+
+
+def encode_key(key: str) -> bytes:
+    """UTF-8 of a key.
+
+    Raises:
+        ColumnError: If it is not text, is empty, or has no UTF-8 form.
+    """
+    if not isinstance(key, str):
+        raise ColumnError(f"key {key!r} is {type(key).__name__}, a key is text; give str(key)")
+    if not key:
+        raise ColumnError("a key is empty; every row needs a key of one character or more")
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise ColumnError(
+            f"key {key!r} is not valid UTF-8 text; decode it with errors='replace' first"
+        ) from None
+
+
+def hash_key(key: bytes) -> int:
+    """xxh3_64 of a key's UTF-8, by which the table is searched."""
+    return xxhash.xxh3_64_intdigest(key)
+
+
+def lmdb_key(key: bytes) -> bytes:
+    """The key under which LMDB holds a blob: UTF-8, or byte FF and SHA-256 when that is longer than 511 bytes.
+
+    FF never occurs in UTF-8, so the two kinds cannot meet.
+    """
+    return key if len(key) <= _LMDB_MAX_KEY_BYTES else b"\xff" + hashlib.sha256(key).digest()
+
+
+class KeyTableWriter:
+    """Collects the keys of one part. Key text goes to a file; memory holds about 40 bytes a row."""
+
+    def __init__(self, spool: Path) -> None:
+        self._spool = spool
+        self._file = spool.open("xb+")
+        self._ends = array("q", [0])
+        self._hashes = array("Q")
+        self._recent: dict[int, int] = {}
+        self._runs: list[tuple[np.ndarray, np.ndarray]] = []
+        self._collided: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def add(self, key: bytes, key_hash: int) -> None:
+        """Append a key that `find` does not know."""
+        if next(iter(self._candidates(key_hash)), None) is not None:
+            self._collided[key] = len(self)
+        self._recent[key_hash] = len(self)
+        self._hashes.append(key_hash)
+        self._file.write(key)
+        self._ends.append(self._ends[-1] + len(key))
+        if len(self._recent) >= _RUN_ROWS:
+            self._freeze_recent()
+
+    def find(self, key: bytes, key_hash: int) -> int | None:
+        """The row of a key that was added before, or None."""
+        for row in self._candidates(key_hash):
+            if self.key(row) == key:
+                return row
+        return self._collided.get(key)
+
+    def key(self, row: int) -> bytes:
+        """The key of one row."""
+        self._file.flush()
+        return os.pread(self._file.fileno(), self._ends[row + 1] - self._ends[row], self._ends[row])
+
+    def hashes(self) -> np.ndarray:
+        """uint64 (rows,): the hash of each row's key."""
+        return np.frombuffer(self._hashes, np.uint64)
+
+    def _candidates(self, key_hash: int) -> list[int]:
+        rows = [self._recent[key_hash]] if key_hash in self._recent else []
+        for hashes, positions in self._runs:
+            at = int(np.searchsorted(hashes, np.uint64(key_hash)))
+            if at < len(hashes) and hashes[at] == key_hash:
+                rows.append(int(positions[at]))
+        return rows
+
+    def _freeze_recent(self) -> None:
+        """Turn the newest keys into a sorted run and merge runs of like size, so that their number stays small."""
+        hashes = np.fromiter(self._recent.keys(), np.uint64, len(self._recent))
+        rows = np.fromiter(self._recent.values(), np.int64, len(self._recent))
+        self._recent = {}
+        while self._runs and len(self._runs[-1][0]) <= len(hashes):
+            older_hashes, older_rows = self._runs.pop()
+            hashes, rows = np.concatenate([older_hashes, hashes]), np.concatenate([older_rows, rows])
+        order = np.argsort(hashes, kind="stable")
+        self._runs.append((hashes[order], rows[order]))
+
+    def write(self, path: Path, blob_offsets: np.ndarray, blob_bytes: np.ndarray, blob_xxh3: bytes) -> None:
+        """Write the table; one entry per row in each argument, 16 bytes per row in blob_xxh3."""
+        self._file.flush()
+        rows = len(self)
+        hashes = self.hashes()
+        order = np.argsort(hashes, kind="stable")
+        with pa.OSFile(str(self._spool)) as spool:
+            text = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._ends), spool.read_buffer())
+        columns = [
+            text,
+            pa.array(blob_offsets, pa.int64()),
+            pa.array(blob_bytes, pa.int64()),
+            pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(blob_xxh3)]),
+            pa.array(hashes[order]),
+            pa.array(order.astype(np.int64)),
+        ]
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
+            writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+
+    def close(self) -> None:
+        """Drop the spooled key text."""
+        self._file.close()
+        self._spool.unlink(missing_ok=True)
+
+
+class KeyTable:
+    """A key table on a map of its file. Rows are local to the part."""
+
+    def __init__(self, mapped: np.ndarray) -> None:
+        batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
+        rows = batch.num_rows
+        self.keys: pa.LargeStringArray = batch.column(0)
+        _, ends, text = self.keys.buffers()
+        self._ends = np.frombuffer(ends, np.int64, rows + 1)
+        self._text = memoryview(text)
+        self.blob_offset = batch.column(1).to_numpy()
+        self.blob_bytes = batch.column(2).to_numpy()
+        self._blob_xxh3 = memoryview(batch.column(3).buffers()[1])
+        self.sorted_hash = batch.column(4).to_numpy()
+        self.sorted_row = batch.column(5).to_numpy()
+
+    def __len__(self) -> int:
+        return len(self.blob_offset)
+
+    def key(self, row: int) -> str:
+        """The key of one row."""
+        return str(self._text[self._ends[row] : self._ends[row + 1]], "utf-8")
+
+    def blob_xxh3(self, row: int) -> bytes:
+        """xxh3_128 of the row's blob, 16 bytes, most significant first."""
+        return bytes(self._blob_xxh3[16 * row : 16 * row + 16])
+
+    def find(self, key: bytes, key_hash: int) -> int | None:
+        """The row of a key, or None."""
+        at = int(self.sorted_hash.searchsorted(np.uint64(key_hash)))
+        while at < len(self) and self.sorted_hash[at] == key_hash:
+            row = int(self.sorted_row[at])
+            if self._text[self._ends[row] : self._ends[row + 1]] == key:
+                return row
+            at += 1
+        return None
+
+    def shared_hashes(self, hashes: np.ndarray) -> np.ndarray:
+        """Those of `hashes` (uint64) that this table has too."""
+        at = np.minimum(self.sorted_hash.searchsorted(hashes), max(len(self) - 1, 0))
+        return hashes[self.sorted_hash[at] == hashes] if len(self) else hashes[:0]

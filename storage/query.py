@@ -1,0 +1,88 @@
+"""SQL over the index: DuckDB reads the Parquet parts, and may read nothing else."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import duckdb
+import pyarrow as pa
+
+from storage.columns import SQL_TYPES
+from storage.errors import QueryError
+from storage.manifest import Snapshot
+
+__all__ = ["SampleTable", "quote"]
+
+
+def quote(name: str) -> str:
+    """A column name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+class SampleTable:
+    """The table `samples` of one snapshot: row, key, hash, bytes and the user's columns.
+
+    Connections belong to one process; after a fork the child makes its own.
+    """
+
+    def __init__(self, snapshot: Snapshot, paths: Sequence[str]) -> None:
+        self._snapshot = snapshot
+        self._paths = list(paths)
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def run(self, sql: str) -> pa.Table:
+        """The result of one SELECT.
+
+        Raises:
+            QueryError: If it is not exactly one SELECT, if it reads anything but `samples`, or if DuckDB refuses it.
+        """
+        try:
+            kinds = [statement.type for statement in duckdb.extract_statements(sql)]
+            if kinds != [duckdb.StatementType.SELECT]:
+                raise QueryError(f"the query is not one SELECT over samples: {sql.strip()[:200]!r}")
+            return self._cursor().sql(sql).to_arrow_table()
+        except duckdb.Error as error:
+            raise QueryError(
+                f"the query failed: {error}; columns: {', '.join(self._snapshot.columns)}"
+            ) from None
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        with self._lock:
+            if self._connection is None or self._pid != os.getpid():
+                self._connection = self._connect()
+                self._pid = os.getpid()
+            return self._connection.cursor()
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        connection = duckdb.connect(":memory:", config={"arrow_large_buffer_size": True})
+        connection.execute(self._view_sql())
+        # The parts may be read and nothing else; run() lets only SELECT pass, so they cannot be written either.
+        connection.execute(f"SET allowed_paths = {_list(self._paths)}")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        return connection
+
+    def _view_sql(self) -> str:
+        parts = self._snapshot.parts
+        columns = ['"key"', '"hash"', '"bytes"']
+        for name, spec in self._snapshot.columns.items():
+            columns.append(quote(name) if spec.type != "null" else f"CAST(NULL AS VARCHAR) AS {quote(name)}")
+        if not parts:
+            types = [("row", "BIGINT"), ("key", "VARCHAR"), ("hash", "VARCHAR"), ("bytes", "BIGINT")]
+            types += [(name, SQL_TYPES[spec.type]) for name, spec in self._snapshot.columns.items()]
+            nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quote(name)}" for name, kind in types)
+            return f"CREATE VIEW samples AS SELECT {nulls} WHERE false"
+        first_rows = [part.first_row for part in parts]
+        first = str(first_rows[0]) if len(parts) == 1 else f"{first_rows}[file_index::BIGINT + 1]"
+        return (
+            f"CREATE VIEW samples AS SELECT {first}::BIGINT + file_row_number AS row, {', '.join(columns)} "
+            f"FROM read_parquet({_list(self._paths)}, union_by_name = true)"
+        )
+
+
+def _list(paths: Sequence[str]) -> str:
+    return "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"

@@ -1,0 +1,268 @@
+"""Reading the shards of a part: mapped lazily, checked by policy, shared by every store open in the process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from storage.errors import ColumnError, CorruptionError, TensorColumnError
+from storage.files import map_private, map_shared, open_shard
+from storage.keys import NO_BLOB, KeyTable
+from storage.manifest import FileRef, Part, TensorFile, TensorSpec
+from storage.tensors import block_checksums, block_rows, read_block_checksums
+
+__all__ = ["VERIFY_POLICIES", "Counters", "PartReader", "TensorShard", "part_reader"]
+
+VERIFY_POLICIES = ("first-read", "always", "never")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Work of one store handle.
+
+    bytes_read: bytes of blobs and tensors that were handed out.
+    bytes_copied: bytes of those that were copied on the way; views of the map copy nothing.
+    """
+
+    bytes_read: int = 0
+    bytes_copied: int = 0
+
+
+class TensorShard:
+    """One tensor column of one part. `array` is a read-only view of the map: (rows, *shape)."""
+
+    def __init__(self, root: Path, ref: TensorFile, spec: TensorSpec) -> None:
+        self._root = root
+        self._ref = ref
+        self._spec = spec
+        self._dtype = np.dtype(spec.dtype)
+        self._mapped = map_shared(root, ref.path, ref.bytes)
+        self._raw = self._mapped[ref.offset : ref.offset + ref.rows * spec.row_bytes]
+        self.array = self._shaped(self._raw)
+        self._block_rows = block_rows(spec)
+        self._checksums: np.ndarray | None = None
+        self._unread = np.ones(-(-ref.rows // self._block_rows), bool)
+        self._num_unread = len(self._unread)
+
+    def _shaped(self, raw: np.ndarray) -> np.ndarray:
+        return raw.view(self._dtype).reshape(-1, *self._spec.shape)
+
+    def private(self, start: int, stop: int) -> np.ndarray:
+        """Rows start:stop as a copy-on-write map of their own, safe to write to."""
+        first, last = (self._ref.offset + row * self._spec.row_bytes for row in (start, stop))
+        return self._shaped(map_private(self._root, self._ref.path, self._ref.bytes, first, last))
+
+    def check(self, rows: np.ndarray | slice, policy: str) -> None:
+        """Compare the checksums of the blocks that hold `rows`; a block is compared once under "first-read".
+
+        Raises:
+            CorruptionError: With file, rows and byte range of the first block that differs.
+        """
+        if policy == "never" or (policy == "first-read" and not self._num_unread):
+            return
+        if isinstance(rows, slice):
+            blocks = np.arange(rows.start // self._block_rows, -(-rows.stop // self._block_rows))
+        else:
+            blocks = np.unique(rows // self._block_rows)
+        if policy == "first-read":
+            blocks = blocks[self._unread[blocks]]
+        for block in blocks.tolist():
+            self._check_block(block)
+        fresh = blocks[self._unread[blocks]]
+        self._unread[fresh] = False
+        self._num_unread = int(np.count_nonzero(self._unread)) if len(fresh) else self._num_unread
+
+    def _check_block(self, block: int) -> None:
+        step = self._block_rows * self._spec.row_bytes
+        found = block_checksums(self._raw[block * step : (block + 1) * step], self._spec)[0]
+        if found != self.checksums[block]:
+            first = block * self._block_rows
+            raise CorruptionError(
+                f"{self._root / self._ref.path}: rows {first} to {min(first + self._block_rows, self._ref.rows) - 1} "
+                f"of the part (from byte {self._ref.offset + block * step}) do not match their checksum; "
+                "copy the file back from a backup"
+            )
+
+    def damage(self) -> list[str]:
+        """One text for each block that does not match its checksum."""
+        texts = []
+        for block in range(len(self._unread)):
+            try:
+                self._check_block(block)
+            except CorruptionError as error:
+                texts.append(str(error))
+        return texts
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """uint64 (blocks,), from the footer of the file."""
+        if self._checksums is None:
+            path = self._root / self._ref.path
+            try:
+                rows, checksums = read_block_checksums(self._mapped)
+            except (pa.ArrowInvalid, KeyError, ValueError, TypeError) as error:
+                raise CorruptionError(
+                    f"{path}: the footer is damaged: {error}; copy the file back"
+                ) from error
+            if rows != self._block_rows or len(checksums) != len(self._unread):
+                raise CorruptionError(
+                    f"{path}: the footer is not that of {self._ref.rows} rows; copy the file back"
+                )
+            self._checksums = checksums
+        return self._checksums
+
+
+class PartReader:
+    """All files of one part. Rows are local to the part."""
+
+    def __init__(self, root: Path, part: Part) -> None:
+        self.root = root
+        self.part = part
+        self._lock = threading.Lock()
+        self._keys: KeyTable | None = None
+        self._blobs: np.ndarray | None = None
+        self._blob_unread = np.ones(part.rows, bool) if part.blobs else np.zeros(0, bool)
+        self._tensors: dict[str, TensorShard] = {}
+        self._index_checked = False
+        self._columns: dict[str, pa.Array] = {}
+
+    def keys(self, policy: str) -> KeyTable:
+        """The key table; its checksum is compared when it is opened unless policy is "never"."""
+        with self._lock:
+            if self._keys is None:
+                ref = self.part.keys
+                mapped = map_shared(self.root, ref.path, ref.bytes)
+                if policy != "never":
+                    _check_whole(mapped, self.root, ref)
+                try:
+                    table = KeyTable(mapped)
+                except (pa.ArrowInvalid, ValueError) as error:
+                    raise CorruptionError(
+                        f"{self.root / ref.path}: the key table is damaged: {error}"
+                    ) from error
+                if len(table) != self.part.rows:
+                    raise CorruptionError(
+                        f"{self.root / ref.path}: {len(table)} keys, the snapshot says {self.part.rows}; copy it back"
+                    )
+                self._keys = table
+            return self._keys
+
+    def blob(self, row: int, policy: str) -> memoryview | None:
+        """The bytes of a row's blob on the map, or None when it has none.
+
+        Raises:
+            CorruptionError: If they do not match their checksum.
+        """
+        keys = self.keys(policy)
+        offset = int(keys.blob_offset[row])
+        if offset == NO_BLOB or self.part.blobs is None:
+            return None
+        blobs = self._blob_map()
+        num_bytes = int(keys.blob_bytes[row])
+        if not 0 <= offset <= offset + num_bytes <= len(blobs):
+            raise CorruptionError(
+                f"{self._blob_place(row)}: its place lies outside the file; copy the part back"
+            )
+        blob = memoryview(blobs[offset : offset + num_bytes])
+        if policy == "always" or (policy == "first-read" and self._blob_unread[row]):
+            if xxhash.xxh3_128_digest(blob) != keys.blob_xxh3(row):
+                raise CorruptionError(
+                    f"{self._blob_place(row)}: its {num_bytes} bytes from byte {offset} do not match their checksum; "
+                    "copy the file back from a backup"
+                )
+            self._blob_unread[row] = False
+        return blob
+
+    def _blob_map(self) -> np.ndarray:
+        with self._lock:
+            if self._blobs is None:
+                ref = self.part.blobs
+                assert ref is not None
+                self._blobs = map_shared(self.root, ref.path, ref.bytes)
+            return self._blobs
+
+    def _blob_place(self, row: int) -> str:
+        ref = self.part.blobs
+        assert ref is not None
+        return f"{self.root / ref.path}: blob of key {self.keys('never').key(row)!r}"
+
+    def tensor(self, name: str, spec: TensorSpec) -> TensorShard:
+        """The shard of a tensor column.
+
+        Raises:
+            TensorColumnError: If these rows have none.
+        """
+        with self._lock:
+            shard = self._tensors.get(name)
+            if shard is None:
+                ref = self.part.tensors.get(name)
+                if ref is None:
+                    first = self.part.first_row
+                    raise TensorColumnError(
+                        f"{self.root}: rows {first} to {first + self.part.rows - 1} have no tensor {name!r}; "
+                        "compute it with add_column, or select other rows"
+                    )
+                shard = self._tensors[name] = TensorShard(self.root, ref, spec)
+            return shard
+
+    def check_index(self, policy: str) -> Path:
+        """The Parquet file of the part's metadata, after its size and (by policy, once) its checksum were compared."""
+        ref = self.part.index
+        path = self.root / ref.path
+        with self._lock:
+            if not self._index_checked:
+                if policy == "never":
+                    os.close(open_shard(self.root, ref.path, ref.bytes))
+                else:
+                    _check_whole(map_shared(self.root, ref.path, ref.bytes), self.root, ref)
+                    self._index_checked = True
+        return path
+
+    def column(self, name: str, kind: pa.DataType, policy: str) -> pa.Array:
+        """One metadata column of the part as (rows,); nulls when the part does not have it."""
+        array = self._columns.get(name)
+        if array is None:
+            path = self.check_index(policy)
+            with pq.ParquetFile(path) as file:
+                if name in file.schema_arrow.names:
+                    array = file.read(columns=[name]).column(0).cast(kind).combine_chunks()
+                else:
+                    array = pa.nulls(self.part.rows, kind)
+            if len(array) != self.part.rows:
+                raise ColumnError(
+                    f"{path}: column {name!r} has {len(array)} rows, the snapshot says {self.part.rows}"
+                )
+            self._columns[name] = array
+        return array
+
+
+def _check_whole(mapped: np.ndarray, root: Path, ref: FileRef) -> None:
+    found = xxhash.xxh3_128_hexdigest(mapped)
+    if found != ref.xxh3:
+        raise CorruptionError(
+            f"{root / ref.path}: the checksum of the file is {found}, the snapshot says {ref.xxh3}; "
+            "copy it back from a backup"
+        )
+
+
+_readers: weakref.WeakValueDictionary[tuple[str, str, str], PartReader] = weakref.WeakValueDictionary()
+_readers_lock = threading.Lock()
+
+
+def part_reader(root: Path, part: Part) -> PartReader:
+    """The reader of a part, shared by all handles of this process, whatever path they were opened by."""
+    tensors = ",".join(sorted(file.path for file in part.tensors.values()))
+    name = (os.path.realpath(root), part.index.path, tensors)
+    with _readers_lock:
+        reader = _readers.get(name)
+        if reader is None:
+            reader = _readers[name] = PartReader(Path(name[0]), part)
+        return reader

@@ -1,0 +1,325 @@
+"""The feature store: rows with a key, metadata, encoded bytes and tensors, in immutable snapshots."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.column import TensorColumn
+from storage.columns import SQL_TYPES
+from storage.errors import KeyNotFoundError, RowNotFoundError, StorageError, TensorColumnError
+from storage.features import Values, add_tensor_column, newest_store
+from storage.files import map_shared
+from storage.garbage import GcReport, collect_garbage
+from storage.index import QuarantineWriter
+from storage.integrity import VerifyReport, verify_store
+from storage.key_index import KeyIndex
+from storage.manifest import Snapshot
+from storage.query import SampleTable
+from storage.shards import VERIFY_POLICIES, Counters, PartReader, part_reader
+from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, publish, read_snapshot
+from storage.tensors import tensor_spec
+from storage.view import View
+from storage.writer import Writer
+
+__all__ = ["FeatureStore"]
+
+
+class FeatureStore:
+    """One snapshot of a store, opened for reading; writers publish new snapshots beside it.
+
+    A handle never changes what it shows: after a commit, `refresh()` gives a handle on the newest snapshot. It can
+    be pickled and used after a fork, and may be read from several threads.
+    """
+
+    def __init__(self, path: Path, snapshot: Snapshot, verify: str, counters: Counters | None = None) -> None:
+        if verify not in VERIFY_POLICIES:
+            raise StorageError(f"verify={verify!r} is none of {', '.join(VERIFY_POLICIES)}")
+        self.path = path
+        self.snapshot = snapshot
+        self.policy = verify
+        self.counters = counters or Counters()
+        self._readers: list[PartReader | None] = [None] * len(snapshot.parts)
+        self._first_rows = np.array([part.first_row for part in snapshot.parts], np.int64)
+        self._end_rows = np.array([part.first_row + part.rows for part in snapshot.parts], np.int64)
+        self._key_index: KeyIndex | None = None
+        self._samples: SampleTable | None = None
+
+    @classmethod
+    def create(cls, path: str | Path, exist_ok: bool = False) -> FeatureStore:
+        """Make an empty store, with its folders; with exist_ok an existing one is opened.
+
+        Raises:
+            StoreExistsError: If there is a store (and not exist_ok), or a folder with other files.
+        """
+        root = Path(path).absolute()
+        if exist_ok and list_snapshot_ids(root):
+            return cls.open(root)
+        return cls(root, create_store(root), "first-read")
+
+    @classmethod
+    def open(cls, path: str | Path, snapshot: int | None = None, verify: str = "first-read") -> FeatureStore:
+        """Open the newest snapshot, or the given one.
+
+        Args:
+            path: Folder of the store.
+            snapshot: Number of a snapshot.
+            verify: Compare checksums when data is read for the first time in this process ("first-read"), every time
+                ("always"), or not ("never"). Sizes are always compared.
+
+        Raises:
+            StoreNotFoundError: If the path holds no store; names the nearest one.
+            SnapshotNotFoundError, ManifestError, FormatVersionError: If the snapshot cannot be used.
+        """
+        root = Path(path).absolute()
+        found = newest_snapshot(root) if snapshot is None else read_snapshot(root, snapshot)
+        return cls(root, found, verify)
+
+    def __repr__(self) -> str:
+        return f"FeatureStore({str(self.path)!r}, snapshot={self.snapshot.id}, {self.snapshot.num_rows} rows)"
+
+    def __len__(self) -> int:
+        return self.snapshot.num_rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeatureStore.open, (self.path, self.snapshot.id, self.policy)
+
+    # Writing
+
+    def writer(
+        self,
+        *,
+        message: str = "",
+        tensors: Mapping[str, tuple[np.typing.DTypeLike, Sequence[int]]] | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> Writer:
+        """Begin a commit of new rows on top of the newest snapshot.
+
+        Args:
+            message: Kept in the snapshot.
+            tensors: Tensor columns that every row will have: name -> (dtype, shape of one row).
+            columns: Types of metadata columns to be fixed beforehand: name -> string, int, float, bool or json.
+        """
+        specs = {
+            name: tensor_spec(name, dtype, tuple(shape)) for name, (dtype, shape) in (tensors or {}).items()
+        }
+        return Writer(self.path, message=message, tensors=specs, columns=columns or {})
+
+    def append(self, rows: Iterable[Mapping[str, Any]], message: str = "append") -> Snapshot:
+        """Commit rows given as mappings with "key", optional "blob" and "tensors"; other items are columns."""
+        with self.writer(message=message) as writer:
+            for row in rows:
+                writer.add(**row)
+        assert writer.snapshot is not None
+        return writer.snapshot
+
+    def add_column(
+        self,
+        name: str,
+        values: Values,
+        *,
+        dtype: np.typing.DTypeLike,
+        shape: Sequence[int],
+        message: str = "",
+    ) -> Snapshot:
+        """Write a tensor column beside the rows of the newest snapshot that lack it.
+
+        Args:
+            name: Letters, digits, "_", "-" and ".".
+            values: (key, array) for every row in any order, or a function from a View of n rows to (n, *shape).
+            dtype: numpy dtype: bool, integer or float.
+            shape: Of one row.
+
+        Raises:
+            TensorColumnError: If a row gets no value, a value does not fit, or every row has the column.
+            CommitConflictError: If another writer wrote the same column meanwhile.
+        """
+        spec = tensor_spec(name, dtype, tuple(shape))
+        return add_tensor_column(newest_store(self), name, values, spec, message or f"add column {name}")
+
+    def restore(self, snapshot_id: int, message: str = "") -> Snapshot:
+        """Publish a new snapshot with the content of an earlier one. Row numbers given since are not used again."""
+        old = read_snapshot(self.path, snapshot_id)
+        text = message or f"restore snapshot {snapshot_id}"
+        return publish(self.path, lambda newest: replace(old, message=text, next_row=newest.next_row))
+
+    # Reading
+
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots, oldest first."""
+        return [read_snapshot(self.path, number) for number in list_snapshot_ids(self.path)]
+
+    def refresh(self) -> FeatureStore:
+        """A handle on the newest snapshot, with the same policy and counters."""
+        return FeatureStore(self.path, newest_snapshot(self.path), self.policy, self.counters)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Metadata columns -> SQL type."""
+        own = {"row": "BIGINT", "key": "VARCHAR", "hash": "VARCHAR", "bytes": "BIGINT"}
+        return own | {name: SQL_TYPES[spec.type] for name, spec in self.snapshot.columns.items()}
+
+    @property
+    def tensor_columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Tensor columns -> dtype and shape of one row."""
+        return {name: (np.dtype(spec.dtype), spec.shape) for name, spec in self.snapshot.tensors.items()}
+
+    def query(self, sql: str) -> pa.Table:
+        """The result of one SELECT over the table `samples`.
+
+        Raises:
+            QueryError: If it is anything else, or reads anything else.
+        """
+        if self._samples is None:
+            paths = [str(self.part(i).check_index(self.policy)) for i in range(len(self.snapshot.parts))]
+            self._samples = SampleTable(self.snapshot, paths)
+        return self._samples.run(sql)
+
+    def select(
+        self, where: str | None = None, *, order_by: str | None = None, limit: int | None = None
+    ) -> View:
+        """Rows that meet an SQL condition, in row order or as `order_by` says.
+
+        Args:
+            where: For example "split = 'train' and width >= 256"; None for all rows.
+            order_by: For example "width desc"; rows that compare equal stay in row order.
+            limit: At most so many.
+        """
+        if where is None and order_by is None:
+            ranges = [np.arange(part.first_row, part.first_row + part.rows) for part in self.snapshot.parts]
+            rows = np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+            return View(self, rows[:limit])
+        sql = "SELECT row FROM samples" + (f" WHERE (\n{where}\n)" if where else "")
+        if order_by is not None or limit is not None:
+            sql += " ORDER BY " + (f"{order_by}\n, row" if order_by else "row")
+        if limit is not None:
+            sql += f" LIMIT {int(limit)}"
+        rows = self.query(sql).column(0).to_numpy()
+        return View(self, rows if order_by is not None else np.sort(rows))
+
+    def key(self, row: int) -> str:
+        """The key of a row."""
+        part, local = self._locate_one(row)
+        return self.part(part).keys(self.policy).key(local)
+
+    def row(self, key: str) -> int:
+        """The row of a key.
+
+        Raises:
+            KeyNotFoundError: If there is none; names the nearest keys.
+        """
+        if self._key_index is None:
+            tables = [self.part(i).keys(self.policy) for i in range(len(self.snapshot.parts))]
+            self._key_index = KeyIndex(self.snapshot.parts, tables)
+        row = self._key_index.find(key)
+        if row is None:
+            near = self._nearest_keys(key)
+            hint = f"; the nearest are {', '.join(map(repr, near))}" if near else ""
+            raise KeyNotFoundError(f"{self.path}: snapshot {self.snapshot.id} has no key {key!r}{hint}")
+        return row
+
+    def blob(self, row: int) -> memoryview:
+        """The encoded bytes of a row, on the map of their shard: nothing is copied.
+
+        Raises:
+            RowNotFoundError: If there is no such row.
+            StorageError: If the row has no blob.
+            CorruptionError: If the bytes do not match their checksum.
+        """
+        part, local = self._locate_one(row)
+        blob = self.part(part).blob(local, self.policy)
+        if blob is None:
+            raise StorageError(
+                f"{self.path}: row {row}, key {self.key(row)!r}, has no blob; select rows with bytes > 0"
+            )
+        self.counters.bytes_read += len(blob)
+        return blob
+
+    def tensor(self, name: str) -> TensorColumn:
+        """A tensor column.
+
+        Raises:
+            TensorColumnError: If there is none of this name; names the nearest.
+        """
+        spec = self.snapshot.tensors.get(name)
+        if spec is None:
+            raise TensorColumnError(_unknown("tensor column", name, list(self.snapshot.tensors), self.path))
+        return TensorColumn(self, name, spec)
+
+    def quarantined(self) -> pa.Table:
+        """What was refused: key, place, reason, data."""
+        schema = QuarantineWriter.SCHEMA
+        tables = []
+        for ref in self.snapshot.quarantine:
+            mapped = map_shared(self.path, ref.path, ref.bytes)
+            tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    # Care
+
+    def verify(self) -> VerifyReport:
+        """Read everything that this snapshot lists and compare sizes, checksums and row counts."""
+        return verify_store(self.path, self.snapshot)
+
+    def gc(self, *, grace_s: float = 3600.0) -> GcReport:
+        """Remove files that no snapshot lists, are older than the grace period, and belong to no live writer."""
+        return collect_garbage(self.path, grace_s=grace_s)
+
+    # For views and tensor columns
+
+    def part(self, index: int) -> PartReader:
+        """The reader of the part at a position of `snapshot.parts`."""
+        reader = self._readers[index]
+        if reader is None:
+            reader = self._readers[index] = part_reader(self.path, self.snapshot.parts[index])
+        return reader
+
+    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Position in `snapshot.parts` and row within the part, int64 (n,) each.
+
+        Raises:
+            RowNotFoundError: If a row does not exist.
+        """
+        if not np.issubdtype(rows.dtype, np.integer) or rows.ndim != 1:
+            raise RowNotFoundError(f"rows are {rows.dtype}{rows.shape}, wanted whole numbers of shape (n,)")
+        parts = self._first_rows.searchsorted(rows, side="right") - 1
+        outside = parts < 0 if not len(self._end_rows) else (parts < 0) | (rows >= self._end_rows[parts])
+        if outside.any():
+            raise RowNotFoundError(
+                f"{self.path}: snapshot {self.snapshot.id} has no row {rows[outside][0]}; rows are below "
+                f"{self.snapshot.next_row}"
+            )
+        return parts, rows - self._first_rows[parts]
+
+    def _locate_one(self, row: int) -> tuple[int, int]:
+        part = int(self._first_rows.searchsorted(row, side="right")) - 1
+        if part < 0 or row >= self._end_rows[part]:
+            raise RowNotFoundError(
+                f"{self.path}: snapshot {self.snapshot.id} has no row {row}; rows are below {self.snapshot.next_row}"
+            )
+        return part, int(row - self._first_rows[part])
+
+    def unknown_column(self, name: str) -> str:
+        """The text of an error about a metadata column that does not exist."""
+        return _unknown("column", name, list(self.columns), self.path)
+
+    def _nearest_keys(self, key: str) -> list[str]:
+        """Up to three existing keys that look like `key`, sought by SQL so that no list of keys is built."""
+        literal = "'" + key.replace("'", "''").replace("\0", "") + "'"
+        table = self.query(
+            f"SELECT key FROM samples ORDER BY jaro_winkler_similarity(key, {literal}) DESC LIMIT 3"
+        )
+        return table.column(0).to_pylist()
+
+
+def _unknown(what: str, name: str, known: list[str], path: Path) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+    return f"{path}: there is no {what} {name!r}; {hint}"

@@ -1,0 +1,270 @@
+"""One commit of new rows: everything is streamed to staging, then published as one snapshot or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from storage.blobs import Blob, BlobWriter
+from storage.columns import ColumnTypes, check_same_types
+from storage.errors import (
+    ColumnTypeError,
+    CommitConflictError,
+    DuplicateKeyError,
+    StorageError,
+    TensorColumnError,
+)
+from storage.index import IndexWriter, QuarantineWriter
+from storage.key_index import KeyIndex
+from storage.keys import KeyTableWriter, encode_key, hash_key
+from storage.manifest import ColumnSpec, FileRef, Part, Snapshot, TensorFile, TensorSpec
+from storage.shards import part_reader
+from storage.snapshots import newest_snapshot, publish
+from storage.staging import Staging
+from storage.tensors import TensorSpool, tensor_spec
+
+__all__ = ["Writer"]
+
+_REFUSALS = (DuplicateKeyError, ColumnTypeError, TensorColumnError, CommitConflictError)
+
+
+class Writer:
+    """Adds rows in one commit; made by `FeatureStore.writer`, used in a `with` block.
+
+    Nothing is visible until the block ends without an error. `snapshot` is what was published.
+    Memory holds a few chunks of each column and about 100 bytes a row.
+    """
+
+    def __init__(
+        self, root: Path, *, message: str, tensors: Mapping[str, TensorSpec], columns: Mapping[str, str]
+    ) -> None:
+        self.snapshot: Snapshot | None = None
+        self._root = root
+        self._message = message
+        self._base = newest_snapshot(root)
+        readers = [part_reader(root, part) for part in self._base.parts]
+        self._known = KeyIndex(self._base.parts, [reader.keys("first-read") for reader in readers])
+        self._types = ColumnTypes(_origins(self._base), columns)
+        self._staging = Staging(root)
+        folder = self._staging.path
+        self._keys = KeyTableWriter(folder / "keys.spool")
+        (folder / "blobs").mkdir()
+        self._blobs = BlobWriter(folder / "blobs")
+        self._index = IndexWriter(folder)
+        self._quarantine: QuarantineWriter | None = None
+        self._tensors = {name: self._spool(name, spec) for name, spec in tensors.items()}
+        self._tensors_fixed = bool(tensors)
+        self._usable = True
+
+    def __len__(self) -> int:
+        """Rows added so far."""
+        return len(self._keys)
+
+    def add(
+        self,
+        key: str,
+        blob: Blob | None = None,
+        tensors: Mapping[str, np.ndarray] | None = None,
+        **columns: object,
+    ) -> None:
+        """Add one row. An error leaves the commit as it was before the call.
+
+        Args:
+            key: Text of any length, unique in the store.
+            blob: Encoded bytes, stored as they are.
+            tensors: One array for every tensor column of this commit. Without a declaration the first row sets them.
+            columns: Text, int, float, bool or None; anything else is kept as JSON text.
+
+        Raises:
+            DuplicateKeyError: If the store or this commit has the key; names both places.
+            ColumnError, ColumnTypeError: If a name or a value does not fit.
+            TensorColumnError: If a tensor is missing, unknown, or of another dtype or shape.
+        """
+        if not self._usable:
+            raise StorageError(f"{self._root}: this writer is closed or failed before; begin a new commit")
+        row = len(self)
+        place = f"row {row} of the commit, key {key!r}"
+        encoded = encode_key(key)
+        key_hash = hash_key(encoded)
+        self._refuse_duplicate(key, encoded, key_hash, place)
+        arrays = self._checked_tensors(tensors or {}, place)
+        values = {name: self._types.accept(name, value, place) for name, value in columns.items()}
+        self._usable = False
+        self._keys.add(encoded, key_hash)
+        self._blobs.add(encoded, blob)
+        for name, data in arrays.items():
+            self._tensors[name].append(data)
+        own = {"key": key, "hash": None, "bytes": None}
+        if blob is not None:
+            own |= {"hash": self._blobs.digest(row), "bytes": memoryview(blob).nbytes}
+        self._index.add(own | values, self._types.types())
+        self._usable = True
+
+    def quarantine(self, *, key: str, place: str, reason: str, data: bytes | None = None) -> None:
+        """Record what was refused, with its bytes; published with the rows."""
+        if self._quarantine is None:
+            self._quarantine = QuarantineWriter(self._staging.path / "quarantine.parquet")
+        self._quarantine.add(key, place, reason, data)
+
+    def _refuse_duplicate(self, key: str, encoded: bytes, key_hash: int, place: str) -> None:
+        mine = self._keys.find(encoded, key_hash)
+        if mine is not None:
+            raise DuplicateKeyError(
+                f"{place}: row {mine} of the same commit has this key; give each row a key of its own"
+            )
+        theirs = self._known.find(key)
+        if theirs is not None:
+            raise DuplicateKeyError(
+                f"{place}: row {theirs} of {self._root} (snapshot {self._base.id}) has this key; "
+                "leave it out, or give it another key"
+            )
+
+    def _checked_tensors(self, tensors: Mapping[str, np.ndarray], place: str) -> dict[str, memoryview]:
+        if not self._tensors_fixed:
+            if len(self) == 0:
+                specs = {name: tensor_spec(name, array.dtype, array.shape) for name, array in tensors.items()}
+                self._tensors = {name: self._spool(name, spec) for name, spec in specs.items()}
+            self._tensors_fixed = True
+        if tensors.keys() != self._tensors.keys():
+            raise TensorColumnError(
+                f"{place}: tensors {sorted(tensors)}, every row of this commit has {sorted(self._tensors)}; "
+                "write rows with other tensors in another commit"
+            )
+        return {name: self._tensors[name].check(array, place) for name, array in tensors.items()}
+
+    def _spool(self, name: str, spec: TensorSpec) -> TensorSpool:
+        _check_tensor_spec(name, spec, self._base)
+        return TensorSpool(name, spec, self._staging.path / f"tensor-{name}.spool")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._close()
+
+    def _commit(self) -> None:
+        if not self._usable:
+            raise StorageError(
+                f"{self._root}: an earlier error left a row half written; nothing was committed"
+            )
+        if len(self) == 0 and self._quarantine is None:
+            self.snapshot = self._base
+            return
+        part = self._seal() if len(self) else None
+        refused = self._seal_quarantine()
+        self._staging.flush()
+        try:
+            self.snapshot = publish(self._root, lambda newest: self._on_top_of(newest, part, refused))
+        except _REFUSALS:
+            self._staging.withdraw()
+            raise
+
+    def _seal(self) -> Part:
+        part_id, folder, rows = self._staging.id, self._staging.path, len(self)
+        offsets, lengths, digests = self._blobs.seal(self._keys.key)
+        blobs = None
+        if self._blobs.count:
+            blobs = self._staging.install(self._blobs.path, f"blobs/{part_id}/data.mdb", self._blobs.count)
+        self._keys.write(folder / "keys.arrow", offsets, lengths, digests)
+        keys = self._staging.install(folder / "keys.arrow", f"index/part-{part_id}.keys.arrow", rows)
+        self._index.write(folder / "index.parquet", self._types.types())
+        index = self._staging.install(folder / "index.parquet", f"index/part-{part_id}.parquet", rows)
+        tensors = {name: seal_tensor(self._staging, spool, part_id) for name, spool in self._tensors.items()}
+        return Part(id=part_id, first_row=0, rows=rows, index=index, keys=keys, blobs=blobs, tensors=tensors)
+
+    def _seal_quarantine(self) -> tuple[FileRef, ...]:
+        if self._quarantine is None:
+            return ()
+        self._quarantine.close()
+        name = f"quarantine/part-{self._staging.id}.parquet"
+        return (self._staging.install(self._quarantine.path, name, self._quarantine.rows),)
+
+    def _on_top_of(self, newest: Snapshot, part: Part | None, refused: tuple[FileRef, ...]) -> Snapshot:
+        if part is None:
+            return replace(newest, message=self._message, quarantine=newest.quarantine + refused)
+        self._refuse_conflicts(newest)
+        mine = self._types.types()
+        columns = dict(newest.columns)
+        for name, kind in mine.items():
+            if name not in columns or columns[name].type == "null":
+                columns[name] = ColumnSpec(type=kind, since=part.id)
+        specs = {name: spool.spec for name, spool in self._tensors.items()}
+        return replace(
+            newest,
+            message=self._message,
+            num_rows=newest.num_rows + part.rows,
+            next_row=newest.next_row + part.rows,
+            columns=columns,
+            tensors={**newest.tensors, **specs},
+            parts=(*newest.parts, replace(part, first_row=newest.next_row)),
+            quarantine=newest.quarantine + refused,
+        )
+
+    def _refuse_conflicts(self, newest: Snapshot) -> None:
+        if newest.id == self._base.id:
+            return
+        seen = {part.id for part in self._base.parts}
+        for part in newest.parts:
+            if part.id not in seen:
+                self._refuse_shared_keys(newest, part)
+        mine = {name: (kind, f"commit {self._staging.id}") for name, kind in self._types.types().items()}
+        check_same_types(mine, _origins(newest))
+        for name, spool in self._tensors.items():
+            _check_tensor_spec(name, spool.spec, newest)
+
+    def _refuse_shared_keys(self, newest: Snapshot, part: Part) -> None:
+        table = part_reader(self._root, part).keys("first-read")
+        hashes = self._keys.hashes()
+        for shared in table.shared_hashes(hashes).tolist():
+            for row in np.flatnonzero(hashes == shared).tolist():
+                key = self._keys.key(row)
+                other = table.find(key, shared)
+                if other is not None:
+                    raise DuplicateKeyError(
+                        f"row {row} of the commit, key {key.decode()!r}: another writer published it meanwhile as row "
+                        f"{part.first_row + other} of {self._root} (snapshot {newest.id}); nothing was committed"
+                    )
+
+    def _close(self) -> None:
+        self._usable = False
+        self._blobs.close()
+        self._keys.close()
+        for spool in self._tensors.values():
+            spool.close()
+        self._staging.close()
+
+
+def seal_tensor(staging: Staging, spool: TensorSpool, part_id: str) -> TensorFile:
+    """Turn a spooled column into its Arrow file and give it its final name."""
+    path = staging.path / f"tensor-{spool.name}.arrow"
+    offset = spool.seal(path)
+    ref = staging.install(path, f"tensors/{spool.name}/{part_id}.arrow", spool.rows)
+    return TensorFile(path=ref.path, bytes=ref.bytes, xxh3=ref.xxh3, rows=ref.rows, offset=offset)
+
+
+def _check_tensor_spec(name: str, spec: TensorSpec, snapshot: Snapshot) -> None:
+    known = snapshot.tensors.get(name)
+    if known is not None and known != spec:
+        raise TensorColumnError(
+            f"tensor column {name!r} is {spec.dtype}{spec.shape} in this commit, but {known.dtype}{known.shape} in "
+            f"snapshot {snapshot.id}; convert it, or use another name"
+        )
+
+
+def _origins(snapshot: Snapshot) -> dict[str, tuple[str, str]]:
+    """Column -> type and where it was set, as text for errors."""
+    rows = {part.id: part.first_row for part in snapshot.parts}
+    return {
+        name: (spec.type, f"part {spec.since}" + (f" (row {rows[spec.since]})" if spec.since in rows else ""))
+        for name, spec in snapshot.columns.items()
+    }
