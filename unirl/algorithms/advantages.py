@@ -8,7 +8,7 @@ from torch import Tensor
 from unirl.algorithms.tensor_checks import as_float, require_rank
 from unirl.errors import RewardError
 
-__all__ = ["dr_grpo_advantages", "group_advantages", "rloo_advantages"]
+__all__ = ["dr_grpo_advantages", "group_advantages", "informative_groups", "rloo_advantages"]
 
 _EQUAL_SPREAD = 1e-6
 """Rewards whose relative spread is at most this are equal: float32 sums differ by as much."""
@@ -44,7 +44,7 @@ def group_advantages(rewards_PG: Tensor, *, normalize: bool = True, eps: float =
     if normalize:
         variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)
         centred = centred / (variance.sqrt() + eps)
-    informative = (count > 1) & ~_is_equal(rewards_PG, scored)
+    informative = informative_groups(rewards_PG).unsqueeze(1)
     return torch.where(informative, centred, 0.0).to(as_float(rewards_PG).dtype)
 
 
@@ -78,6 +78,23 @@ def dr_grpo_advantages(rewards_PG: Tensor) -> Tensor:
     return group_advantages(rewards_PG, normalize=False)
 
 
+def informative_groups(rewards_PG: Tensor) -> Tensor:
+    """Return which prompts teach something: two or more scored samples whose rewards differ.
+
+    Dynamic sampling (DAPO) draws prompts until enough of them are informative.
+
+    Args:
+        rewards_PG: Float (P, G); NaN marks a sample that could not be scored.
+
+    Returns:
+        Bool (P,); False exactly where `group_advantages` gives a row of zeros.
+
+    Source: Yu et al. 2025, "DAPO", arXiv:2503.14476, equation 11.
+    """
+    _, scored, count = _scored(rewards_PG)
+    return ((count > 1) & ~_is_equal(rewards_PG, scored)).squeeze(1)
+
+
 def _scored(rewards_PG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return rewards float64 with 0 for unscored ones, where they are scored, and how many (P, 1)."""
     require_rank(2, rewards_PG=rewards_PG)
@@ -95,7 +112,7 @@ def _scored(rewards_PG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _is_equal(rewards_PG: Tensor, scored: Tensor) -> Tensor:
     """Bool (P, 1): the scored rewards of the group differ by rounding only."""
     if rewards_PG.shape[1] == 0:
-        return torch.ones_like(scored[:, :1])
+        return scored.new_ones(scored.shape[0], 1)
     rewards = rewards_PG.detach().double()
     high = torch.where(scored, rewards, -torch.inf).amax(1, keepdim=True)
     low = torch.where(scored, rewards, torch.inf).amin(1, keepdim=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from unirl.algorithms.tensor_checks import as_float, require_mask, require_rank, require_same_shape
 from unirl.errors import ConfigError, ShapeError
 
-__all__ = ["gae"]
+__all__ = ["discounted_returns", "gae"]
 
 
 def gae(
@@ -70,6 +70,28 @@ def gae(
         advantages[:, t] = advantage
     advantages = torch.where(mask_BT, advantages, 0.0)
     return advantages, advantages + values
+
+
+def discounted_returns(rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float) -> Tensor:
+    """Add up the discounted rewards from each token on: credit without a critic (REINFORCE++).
+
+        R[t] = r[t] + gamma R[t+1],   t+1 the next valid token
+
+    It is `gae` with values of 0 and lam = 1. `whiten` over the whole batch of all ranks turns the returns
+    into the advantages of REINFORCE++. Its baseline form whitens `dr_grpo_advantages`, spread to tokens.
+
+    Args:
+        rewards_BT: Float (B, T), reward of each token, the KL penalty in it if there is one.
+        mask_BT: Bool (B, T).
+        gamma: Discount a token, in [0, 1].
+
+    Returns:
+        Float32 (float64 for float64 rewards) (B, T), no gradient; 0 where the mask is False.
+
+    Source: Hu 2025, "REINFORCE++", arXiv:2501.03262;
+    `compute_reinforce_plus_plus_outcome_advantage` of verl 0.9.1.
+    """
+    return gae(rewards_BT, torch.zeros_like(rewards_BT), mask_BT, gamma=gamma, lam=1.0)[1]
 
 
 def _bootstrap(bootstrap_B: Tensor | None, rewards: Tensor) -> Tensor:

@@ -10,7 +10,14 @@ from torch import Tensor
 from unirl.algorithms.tensor_checks import as_float, require_mask, require_same_shape
 from unirl.errors import ShapeError
 
-__all__ = ["Moments", "masked_moments_sums", "masked_sum", "moments_from_sums", "whiten"]
+__all__ = [
+    "Moments",
+    "masked_moments_sums",
+    "masked_sum",
+    "moments_from_sums",
+    "sequence_mean_weights",
+    "whiten",
+]
 
 _VARIANCE_FLOOR = 1e-8
 
@@ -37,6 +44,24 @@ def masked_sum(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     require_same_shape(x_BT=x_BT, mask_BT=mask_BT)
     require_mask(mask_BT=mask_BT)
     return torch.where(mask_BT, x_BT, 0.0).sum()
+
+
+def sequence_mean_weights(mask_BT: Tensor) -> Tensor:
+    """Return token weights under which each response counts the same, whatever its length.
+
+        w[b, t] = 1 / (number of valid tokens of b)
+
+    As `weights_BT` of a loss whose denominator is the number of responses with a valid token, they give
+    the mean over responses of the mean over tokens (GRPO's own and GSPO's).
+
+    Args:
+        mask_BT: Bool (B, T).
+
+    Returns:
+        Float32 (B, T); 0 where the mask is False.
+    """
+    require_mask(mask_BT=mask_BT)
+    return mask_BT / mask_BT.sum(-1, keepdim=True).clamp(min=1)
 
 
 def masked_moments_sums(x_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -19,7 +19,16 @@ from unirl.algorithms.tensor_checks import (
 )
 from unirl.errors import ConfigError
 
-__all__ = ["log_ratio", "masked_advantages", "policy_loss", "require_clip_bounds", "weighted_sum"]
+__all__ = [
+    "bounded_ratio",
+    "clipped_surrogate",
+    "log_ratio",
+    "masked_advantages",
+    "policy_loss",
+    "ratio_sums",
+    "require_clip_bounds",
+    "weighted_sum",
+]
 
 _LOG_RATIO_LIMIT = 20.0
 
@@ -63,7 +72,7 @@ def policy_loss(
         loss 0-d (0 with a gradient of 0 if nothing is valid), and metrics (see `metric_sums`):
         "policy/loss_sum" (before weights), "policy/clip_fraction_sum" (tokens where the clipped term is
         the larger), "policy/dual_clip_fraction_sum", "policy/ratio_sum", "policy/ratio_max",
-        "policy/ratio_min" (unclipped), "policy/kl_old_sum" (k3 against the sampling policy),
+        "policy/ratio_min" (before the clip), "policy/kl_old_sum" (k3 to the sampling policy),
         "policy/tokens".
 
     Raises:
@@ -75,12 +84,35 @@ def policy_loss(
     "Mastering Complex Control in MOBA Games", arXiv:1912.09729, equation 5;
     `compute_policy_loss_vanilla` of verl 0.9.1.
     """
+    _require_dual_clip(dual_clip)
+    return clipped_surrogate(
+        log_ratio(logprobs_BT, old_logprobs_BT, mask_BT),
+        advantages_BT,
+        mask_BT,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        denominator=denominator,
+        dual_clip=dual_clip,
+        weights_BT=weights_BT,
+    )
+
+
+def clipped_surrogate(
+    log_ratio_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    denominator: float | Tensor,
+    dual_clip: float | None,
+    weights_BT: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute `policy_loss` from log-ratios, of tokens (PPO) or of sequences (GSPO), 0 under the mask."""
     require_clip_bounds(clip_low, clip_high)
     require_denominator(denominator)
-    _require_dual_clip(dual_clip)
-    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     advantages = masked_advantages(advantages_BT, mask_BT)
-    ratio = log_ratio_BT.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
+    ratio = bounded_ratio(log_ratio_BT)
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     token_loss = torch.maximum(plain, clipped)
@@ -88,7 +120,7 @@ def policy_loss(
     if dual_clip is not None:
         ceiling = -advantages * dual_clip
         charged_less = (advantages < 0) & (token_loss > ceiling)
-        token_loss = torch.where(advantages < 0, torch.minimum(token_loss, ceiling), token_loss)
+        token_loss = torch.where(charged_less, ceiling, token_loss)
     metrics = token_metrics(
         "policy",
         mask_BT,
@@ -96,12 +128,24 @@ def policy_loss(
             "loss": token_loss,
             "clip_fraction": clipped > plain,
             "dual_clip_fraction": charged_less,
-            "ratio": ratio,
-            "kl_old": kl_k3(log_ratio_BT, torch.zeros_like(log_ratio_BT)),
+            **ratio_sums(log_ratio_BT),
         },
         extremes={"ratio": ratio},
     )
     return weighted_sum(token_loss, mask_BT, weights_BT) / denominator, metrics
+
+
+def bounded_ratio(log_ratio_BT: Tensor) -> Tensor:
+    """Return exp of the log-ratio, clamped to +-20 before, so that it stays finite."""
+    return log_ratio_BT.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
+
+
+def ratio_sums(log_ratio_BT: Tensor) -> dict[str, Tensor]:
+    """Return what every policy loss reports of the ratio, per token: itself and k3 to the sampling policy."""
+    return {
+        "ratio": bounded_ratio(log_ratio_BT),
+        "kl_old": kl_k3(log_ratio_BT, torch.zeros_like(log_ratio_BT)),
+    }
 
 
 def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:

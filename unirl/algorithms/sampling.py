@@ -111,7 +111,7 @@ def sample_tokens(
     _require_drawable(total.squeeze(-1), uniforms)
     ids = torch.searchsorted(cumulative, target, right=True)
     # u * total can round up to total; the first id that completes the sum is the last with probability.
-    last = torch.searchsorted(cumulative, total)
+    last = torch.searchsorted(cumulative, total.contiguous())
     ids = torch.minimum(ids, last)
     return ids.squeeze(-1), logprobs.gather(-1, ids).squeeze(-1)
 

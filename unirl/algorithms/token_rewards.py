@@ -9,7 +9,7 @@ from unirl.algorithms.kl import kl_k1
 from unirl.algorithms.tensor_checks import as_float, require_mask, require_rank, require_same_shape
 from unirl.errors import ShapeError
 
-__all__ = ["kl_penalty_rewards", "last_valid_index", "scored_mask"]
+__all__ = ["kl_penalty_rewards", "last_valid_index", "scored_mask", "spread_to_tokens"]
 
 
 def last_valid_index(mask_BT: Tensor) -> Tensor:
@@ -40,6 +40,21 @@ def scored_mask(mask_BT: Tensor, scores_B: Tensor) -> Tensor:
     """
     _require_row_scores(scores_B, mask_BT)
     return mask_BT & ~scores_B.isnan().to(mask_BT.device).unsqueeze(1)
+
+
+def spread_to_tokens(advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """Give every valid token of a row the row's advantage.
+
+    Args:
+        advantages_B: Float (B,), for example `group_advantages(rewards_PG).flatten()`.
+        mask_BT: Bool (B, T).
+
+    Returns:
+        Float (B, T); 0 where the mask is False.
+    """
+    require_mask(mask_BT=mask_BT)
+    _require_row_scores(advantages_B, mask_BT)
+    return torch.where(mask_BT, advantages_B.to(mask_BT.device).unsqueeze(1), 0.0)
 
 
 def kl_penalty_rewards(

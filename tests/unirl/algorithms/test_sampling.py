@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from unirl.algorithms import log_distribution, sample_tokens, token_logprobs
+from unirl.errors import ConfigError, RolloutError, ShapeError
+
+# Probabilities 1/2, 1/4, 1/4 at temperature 1; 2/3, 1/6, 1/6 at 1/2; ids 1 and 2 alone give 1/2, 1/2.
+LOGITS = torch.tensor([math.log(2.0), 0.0, 0.0])
+ONLY_1_2 = torch.tensor([False, True, True])
+
+
+def random_logits(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 5 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    allowed = torch.rand(*shape, generator=generator) < 0.5
+    allowed[..., seed % shape[-1]] = True
+    return logits, allowed
+
+
+def test_log_distribution_worked_by_hand() -> None:
+    torch.testing.assert_close(log_distribution(LOGITS).exp(), torch.tensor([0.5, 0.25, 0.25]))
+    torch.testing.assert_close(
+        log_distribution(LOGITS, temperature=0.5).exp(), torch.tensor([2 / 3, 1 / 6, 1 / 6])
+    )
+    torch.testing.assert_close(log_distribution(LOGITS, ONLY_1_2).exp(), torch.tensor([0.0, 0.5, 0.5]))
+
+
+def test_token_logprobs_worked_by_hand() -> None:
+    logits = LOGITS.expand(1, 2, 3)
+    logprobs, entropy = token_logprobs(logits, torch.tensor([[0, 2]]))
+    torch.testing.assert_close(logprobs, torch.tensor([[math.log(1 / 2), math.log(1 / 4)]]))
+    torch.testing.assert_close(entropy, torch.full((1, 2), 1.5 * math.log(2.0)))
+    logprobs, entropy = token_logprobs(logits, torch.tensor([[0, 2]]), allowed=ONLY_1_2)
+    torch.testing.assert_close(logprobs, torch.tensor([[-math.inf, math.log(1 / 2)]]))
+    torch.testing.assert_close(entropy, torch.full((1, 2), math.log(2.0)))
+
+
+def test_a_single_allowed_id_is_certain() -> None:
+    logits = LOGITS.expand(1, 1, 3).clone().requires_grad_()
+    logprobs, entropy = token_logprobs(
+        logits, torch.tensor([[1]]), allowed=torch.tensor([False, True, False])
+    )
+    assert logprobs.item() == 0 and entropy.item() == 0
+    (logprobs + entropy).sum().backward()
+    assert logits.grad is not None and not logits.grad.any()
+
+
+def test_infinite_and_huge_logits_stay_finite() -> None:
+    logits = torch.tensor([[[3e4, -math.inf, 0.0, -3e4]]], requires_grad=True)
+    logprobs, entropy = token_logprobs(logits, torch.tensor([[0]]))
+    (logprobs + entropy).sum().backward()
+    assert logprobs.item() == 0 and entropy.item() == 0
+    assert logits.grad is not None and logits.grad.isfinite().all()
+
+
+def test_half_precision_is_scored_in_float32() -> None:
+    logits, _ = random_logits(0, 2, 3, 50)
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    half = logits.bfloat16()
+    logprobs, entropy = token_logprobs(half, ids)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logprobs, token_logprobs(half.float(), ids)[0])
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 3.0))
+def test_equals_the_slow_reference(seed: int, temperature: float) -> None:
+    logits, allowed = random_logits(seed, 2, 3, 6)
+    ids = torch.randint(6, (2, 3), generator=torch.Generator().manual_seed(seed))
+    logprobs, entropy = token_logprobs(logits, ids, allowed=allowed, temperature=temperature)
+    for b in range(2):
+        for t in range(3):
+            known = [v for v in range(6) if allowed[b, t, v]]
+            weights = {v: math.exp(float(logits[b, t, v]) / temperature) for v in known}
+            probs = {v: w / sum(weights.values()) for v, w in weights.items()}
+            prob = probs.get(int(ids[b, t]), 0.0)
+            assert float(logprobs[b, t]) == pytest.approx(math.log(prob) if prob else -math.inf, abs=1e-9)
+            slow_entropy = -sum(p * math.log(p) for p in probs.values() if p)
+            assert float(entropy[b, t]) == pytest.approx(slow_entropy, abs=1e-9)
+
+
+def test_gradients_in_float64() -> None:
+    """d logprob / d z = onehot - p and d entropy / d z = -p (log p + H), worked out on paper."""
+    logits, allowed = random_logits(3, 2, 3, 7)
+    ids = allowed.double().argmax(-1)
+    logits.requires_grad_()
+    logprobs, entropy = token_logprobs(logits, ids, allowed=allowed, temperature=0.7)
+    log_p = log_distribution(logits.detach(), allowed, 0.7)
+    p = log_p.exp()
+    (of_logprobs,) = torch.autograd.grad(logprobs.sum(), logits, retain_graph=True)
+    one_hot = torch.nn.functional.one_hot(ids, 7).double()
+    torch.testing.assert_close(of_logprobs, (one_hot - p) / 0.7, atol=1e-10, rtol=0)
+    (of_entropy,) = torch.autograd.grad(entropy.sum(), logits)
+    surprise = torch.where(allowed, log_p, 0.0) + entropy.detach().unsqueeze(-1)
+    torch.testing.assert_close(of_entropy, -p * surprise / 0.7, atol=1e-10, rtol=0)
+
+
+def test_draws_by_inverse_cdf() -> None:
+    """Cumulative 0.5, 0.75, 1: each id owns [start, end), the start included."""
+    logits = LOGITS.expand(7, 3)
+    uniforms = torch.tensor([0.0, 0.49, 0.51, 0.74, 0.76, 0.999, 1.0], dtype=torch.float64)
+    ids, logprobs = sample_tokens(logits, uniforms=uniforms)
+    assert ids.tolist() == [0, 0, 1, 1, 2, 2, 2]
+    expected = torch.tensor([0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]).log()
+    torch.testing.assert_close(logprobs, expected)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-53, 1.0])
+def test_an_id_that_is_not_allowed_is_never_drawn(uniform: float) -> None:
+    """Disallowed ids first, in the middle and last, over sums that round to more or less than 1."""
+    allowed = torch.zeros(64, 1001, dtype=torch.bool)
+    allowed[:, 1:-1:3] = True
+    logits = 20 * torch.randn(64, 1001, generator=torch.Generator().manual_seed(0))
+    ids, logprobs = sample_tokens(
+        logits, uniforms=torch.full((64,), uniform, dtype=torch.float64), allowed=allowed
+    )
+    assert allowed.gather(1, ids.unsqueeze(1)).all()
+    assert logprobs.isfinite().all()
+
+
+def test_draws_have_the_distribution_that_is_scored() -> None:
+    """An even grid of uniforms is a perfect sample: counts equal probabilities to one part."""
+    grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    logits, allowed = random_logits(5, 1, 9)
+    ids, logprobs = sample_tokens(logits.expand(2000, 9), uniforms=grid, allowed=allowed, temperature=1.5)
+    shares = torch.bincount(ids, minlength=9) / 2000
+    expected = log_distribution(logits, allowed, 1.5).exp()[0]
+    torch.testing.assert_close(shares.double(), expected, atol=1 / 2000, rtol=0)
+    scored, _ = token_logprobs(logits.expand(1, 2000, 9), ids.unsqueeze(0), allowed=allowed, temperature=1.5)
+    assert scored[0].equal(logprobs)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 10_000))
+def test_a_draw_does_not_depend_on_other_rows(seed: int) -> None:
+    logits, allowed = random_logits(seed, 5, 8)
+    generator = torch.Generator().manual_seed(seed)
+    uniforms = torch.rand(5, generator=generator, dtype=torch.float64)
+    order = torch.randperm(5, generator=generator)
+    ids, logprobs = sample_tokens(logits, uniforms=uniforms, allowed=allowed)
+    moved = sample_tokens(logits[order], uniforms=uniforms[order], allowed=allowed[order])
+    assert moved[0].equal(ids[order]) and moved[1].equal(logprobs[order])
+    alone = sample_tokens(logits[:1], uniforms=uniforms[:1], allowed=allowed[:1])
+    assert alone[0].equal(ids[:1]) and alone[1].equal(logprobs[:1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+    with pytest.raises(ConfigError, match=r"finite number above 0.*argmax"):
+        log_distribution(LOGITS, temperature=temperature)
+
+
+def test_refusals() -> None:
+    logits = LOGITS.expand(1, 2, 3)
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(ShapeError, match=r"\(1, 3\).*\(1, 2, 3\)"):
+        token_logprobs(logits, torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(ShapeError, match="int32"):
+        token_logprobs(logits, ids.int())
+    with pytest.raises(ShapeError, match=r"allowed has shape \(4,\)"):
+        token_logprobs(logits, ids, allowed=torch.ones(4, dtype=torch.bool))
+    with pytest.raises(ShapeError, match=r"torch\.bool"):
+        token_logprobs(logits, ids, allowed=torch.ones(3))
+    with pytest.raises(RolloutError, match=r"allowed\[1\] allows no id"):
+        token_logprobs(logits, ids, allowed=torch.tensor([[True] * 3, [False] * 3]))
+    with pytest.raises(ShapeError, match=r"uniforms has shape \(3,\)"):
+        sample_tokens(logits[0], uniforms=torch.zeros(3))
+    with pytest.raises(RolloutError, match=r"row 1: .*uniform is -0\.5"):
+        sample_tokens(logits[0], uniforms=torch.tensor([0.5, -0.5]))
+    broken = logits[0].clone()
+    broken[0, 0] = math.nan
+    with pytest.raises(RolloutError, match="row 0: total probability is nan"):
+        sample_tokens(broken, uniforms=torch.zeros(2))
