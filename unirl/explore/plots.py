@@ -1,0 +1,259 @@
+"""Figures of a run. Each function returns a Matplotlib figure of its own and touches no global state.
+
+A figure holds one plot, drawn for a column about 4 inches wide: a page sets them side by side, a phone one
+below the other. `INK` and `GRID` are the only colours that depend on the background; a page may exchange
+them for its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+
+from unirl.explore.condition import quote_name
+from unirl.explore.run import Line, Run, number
+from unirl.explore.scores import Scores
+
+__all__ = [
+    "GRID",
+    "INK",
+    "component_histogram",
+    "component_over_steps",
+    "learning_curve",
+    "memory_use",
+    "metric_curves",
+    "phase_times",
+    "reward_and_judge",
+]
+
+INK = "#1d2733"
+GRID = "#d3d9e0"
+COLOURS = ("#3f7fd0", "#dd7a2f", "#2f9e76", "#a05fc4", "#d0505f", "#8a8f3a", "#2b9fb0", "#b0708f")
+"""Told apart by people with any common colour vision, and visible on white and on near-black."""
+
+
+def learning_curve(run: Run, metric: str = "reward/mean", *, smoothing: float = 0.8) -> Figure:
+    """Draw a training metric over the steps, stage by stage: each step faintly, the running mean in full.
+
+    Args:
+        run: The run; steps whose value is missing or NaN are gaps.
+        metric: Name of a metric in the training lines.
+        smoothing: Weight of the past in the running mean, in [0, 1); the mean starts anew in each stage.
+    """
+    figure, axes = _axes(metric)
+    for colour, stage in zip(_cycle(), run.stages):
+        lines = [line for line in run.train if line.get("stage") == stage]
+        steps, values = _series(lines, metric)
+        axes.plot(steps, values, color=colour, alpha=0.35, linewidth=1)
+        mean = smooth(values, smoothing)
+        axes.plot(steps, mean, color=colour, linewidth=2, label=_label(stage), **_dot(mean))
+    return _finish(figure, axes, run)
+
+
+def metric_curves(run: Run, prefix: str, *, title: str | None = None) -> Figure:
+    """Draw every training metric whose name starts with `prefix`, such as `kl/` or `entropy/`.
+
+    A metric of one modality has the colour of the stage of that name.
+    """
+    figure, axes = _axes(title or prefix.rstrip("/"))
+    found = [name.removeprefix(prefix) for name in metric_names(run, prefix)]
+    labels = [*run.stages, *(label for label in found if label not in run.stages)]
+    for colour, label in zip(_cycle(), labels):
+        if label in found:
+            steps, values = _series(run.train, prefix + label)
+            axes.plot(steps, values, color=colour, linewidth=1.5, label=_label(label), **_dot(values))
+    return _finish(figure, axes, run)
+
+
+def reward_and_judge(run: Run, direction: str) -> Figure:
+    """Draw the reward and the held-out judge at each evaluation of one direction, on one scale."""
+    figure, axes = _axes(f"evaluation, direction {direction}")
+    lines = [line for line in run.evals if line.get("direction") == direction]
+    for colour, marker, name in zip(COLOURS, "os", ("eval/judge", "eval/reward")):
+        steps, values = _series(lines, name)
+        axes.plot(steps, values, color=colour, marker=marker, markersize=5, linewidth=2, label=name[5:])
+    return _finish(figure, axes, run)
+
+
+def component_over_steps(scores: Scores, measure: str, *, kind: str = "train") -> Figure:
+    """Draw how a measure is distributed at each step: median, the middle half, and from 5 to 95 percent."""
+    figure, axes = _axes(f"{measure} over steps")
+    value = f"CAST({quote_name(measure)} AS DOUBLE)"
+    found = scores.query(
+        f"SELECT step, quantile_cont({value}, [0.05, 0.25, 0.5, 0.75, 0.95]) AS q FROM samples "
+        f"WHERE kind = '{kind}' AND isfinite({value}) GROUP BY step ORDER BY step"
+    )
+    steps = found["step"].to_numpy()
+    levels = np.array(found["q"].to_pylist(), dtype=np.float64).reshape(-1, 5)
+    for low, high, alpha in ((0, 4, 0.15), (1, 3, 0.3)):
+        axes.fill_between(steps, levels[:, low], levels[:, high], color=COLOURS[0], alpha=alpha, linewidth=0)
+    axes.plot(steps, levels[:, 2], color=COLOURS[0], linewidth=2, label="median", **_dot(levels[:, 2]))
+    return _finish(figure, axes)
+
+
+def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 20) -> Figure:
+    """Draw how a measure is distributed where the judge accepts a sample and where it rejects it.
+
+    Samples that the judge did not see form a third group.
+    """
+    figure, axes = _axes(f"{measure}, number of samples")
+    value = f"CAST({quote_name(measure)} AS DOUBLE)"
+    verdict = (
+        "CASE WHEN judge IS NULL OR isnan(judge) THEN 'not judged' "
+        "WHEN judge >= 0.5 THEN 'judge accepts' ELSE 'judge rejects' END"
+        if "judge" in scores.columns
+        else "'not judged'"
+    )
+    found = scores.query(
+        f"WITH x AS (SELECT {value} AS v, {verdict} AS verdict FROM samples WHERE isfinite({value})), "
+        "span AS (SELECT min(v) AS low, greatest(max(v) - min(v), 1e-9) AS width FROM x) "
+        f"SELECT verdict, least(floor((v - low) / width * {int(bins)}), {int(bins) - 1}) AS bin, "
+        "count(*) AS num, any_value(low) AS low, any_value(width) AS width FROM x, span GROUP BY verdict, bin"
+    )
+    rows = found.to_pylist()
+    for colour, name in zip(COLOURS, ("judge accepts", "judge rejects", "not judged")):
+        counts = np.zeros(bins)
+        for row in rows:
+            if row["verdict"] == name:
+                counts[int(row["bin"])] = row["num"]
+        if counts.any():
+            edges = rows[0]["low"] + rows[0]["width"] * np.arange(bins + 1) / bins
+            axes.stairs(counts, edges, fill=True, color=colour, alpha=0.55, label=name)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    return _finish(figure, axes, xlabel=measure)
+
+
+def phase_times(run: Run) -> Figure:
+    """Draw the seconds of each step, stacked by phase (`time/rollout_s`, `time/reward_s`, ...)."""
+    figure, axes = _axes("seconds per step")
+    names = [name for name in metric_names(run, "time/") if name not in {"time/step_s", "time/total_s"}]
+    steps = np.array([number(line, "step") for line in run.train])
+    edges = np.append(steps - 0.5, steps[-1:] + 0.5)
+    bottom = np.zeros(len(steps))
+    for colour, name in zip(_cycle(), names):
+        values = np.nan_to_num([number(line, name) for line in run.train])
+        label = _label(name.removeprefix("time/").removesuffix("_s"))
+        axes.stairs(bottom + values, edges, baseline=bottom, fill=True, color=colour, label=label)
+        bottom = bottom + values
+    return _finish(figure, axes, run)
+
+
+def memory_use(run: Run) -> Figure:
+    """Draw `memory/*_bytes` over the steps, in GiB."""
+    figure, axes = _axes("memory, GiB")
+    for colour, name in zip(_cycle(), metric_names(run, "memory/")):
+        steps, values = _series(run.train, name)
+        label = _label(name.removeprefix("memory/").removesuffix("_bytes"))
+        axes.plot(steps, values / 2**30, color=colour, linewidth=1.5, label=label, **_dot(values))
+    axes.set_ylim(bottom=0)
+    return _finish(figure, axes, run)
+
+
+def metric_names(run: Run, prefix: str) -> list[str]:
+    """Names of the training metrics that start with `prefix` and have a number somewhere, sorted."""
+    names = sorted({name for line in run.train for name in line if name.startswith(prefix)})
+    return [name for name in names if any(math.isfinite(number(line, name)) for line in run.train)]
+
+
+def smooth(values: np.ndarray, weight: float) -> np.ndarray:
+    """Return the running mean of float (N,) values with decaying weights, corrected for its start.
+
+    m_t = sum_s weight^(t-s) v_s / sum_s weight^(t-s) over the finite v_s with s <= t. NaN where v_t is not
+    finite.
+    """
+    out = np.full(len(values), math.nan)
+    total = mass = 0.0
+    for index, value in enumerate(values):
+        total, mass = weight * total, weight * mass
+        if math.isfinite(value):
+            total, mass = total + value, mass + 1.0
+            out[index] = total / mass
+    return out
+
+
+def _series(lines: Sequence[Line], name: str) -> tuple[np.ndarray, np.ndarray]:
+    steps = np.array([number(line, "step") for line in lines], dtype=np.float64)
+    return steps, np.array([number(line, name) for line in lines], dtype=np.float64)
+
+
+def _axes(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.2, 2.7), layout=ConstrainedLayoutEngine(w_pad=0.09))
+    axes = figure.add_subplot()
+    axes.set_title(_label(title), loc="left", fontsize=10, color=INK, fontweight="bold")
+    axes.tick_params(colors=INK, labelsize=8.5, length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.yaxis.label.set(color=INK, fontsize=8.5)
+    return figure, axes
+
+
+def _finish(figure: Figure, axes: Axes, run: Run | None = None, *, xlabel: str = "step") -> Figure:
+    axes.set_xlabel(_label(xlabel), color=INK, fontsize=8.5)
+    if xlabel == "step":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    if run is not None:
+        _mark_stages(axes, run)
+        _set_limits(axes, run)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles,
+            labels,
+            loc="upper left",
+            bbox_to_anchor=(0, -0.2),
+            ncols=4,
+            fontsize=8.5,
+            frameon=False,
+            labelcolor=INK,
+            borderpad=0,
+            borderaxespad=0.4,
+            handlelength=1.2,
+            columnspacing=1.2,
+        )
+    if not axes.has_data():
+        axes.text(0.5, 0.5, "no numbers yet", transform=axes.transAxes, ha="center", color=INK, fontsize=9)
+    return figure
+
+
+def _mark_stages(axes: Axes, run: Run) -> None:
+    """Draw a line where one stage ends and the next begins."""
+    for before, after in zip(run.train, run.train[1:]):
+        if before.get("stage") != after.get("stage"):
+            border = (number(before, "step") + number(after, "step")) / 2
+            if math.isfinite(border):
+                axes.axvline(border, color=GRID, linewidth=1, linestyle=(0, (4, 3)))
+
+
+def _set_limits(axes: Axes, run: Run) -> None:
+    """Give the figures of a run one range of steps, so that they can be compared by eye."""
+    steps = [step for line in (*run.train, *run.evals) if math.isfinite(step := number(line, "step"))]
+    if steps and min(steps) < max(steps):
+        margin = 0.03 * (max(steps) - min(steps))
+        axes.set_xlim(min(steps) - margin, max(steps) + margin)
+
+
+def _dot(values: np.ndarray) -> dict[str, Any]:
+    """A line through a single point is invisible; draw the point."""
+    return {"marker": "o", "markersize": 5} if np.isfinite(values).sum() == 1 else {}
+
+
+def _label(text: str) -> str:
+    """Keep Matplotlib from reading dollar signs as formulas, and a leading underscore as 'no label'.
+
+    A name too long for a legend is cut.
+    """
+    shown = (text if len(text) <= 40 else text[:39] + "…").replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def _cycle() -> tuple[str, ...]:
+    return COLOURS * 4
