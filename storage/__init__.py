@@ -1,4 +1,4 @@
-"""A versioned, queryable feature store: LMDB blobs, memory-mapped Arrow tensors, a Parquet index, atomic snapshots."""
+"""A versioned, queryable feature store: LMDB blobs, mapped Arrow tensors, a Parquet index, snapshots."""
 
 from __future__ import annotations
 

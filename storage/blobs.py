@@ -1,8 +1,8 @@
 """Blob shards: LMDB databases of encoded bytes, written once and then read through a map.
 
-A sealed shard is an ordinary LMDB file that any LMDB reader opens. This library goes to a blob by its place in
-the file, which the key table holds, instead of through LMDB's tree: no reader slots, no environment that a fork or
-a second open could break, and a flipped bit in the tree cannot send a read outside the map.
+A sealed shard is an ordinary LMDB file that any LMDB reader opens. This library goes to a blob by its place
+in the file, which the key table holds, instead of through LMDB's tree: no reader slots, no environment that
+a fork or a second open could break, and a flipped bit in the tree cannot send a read outside the map.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BlobWriter:
 
     def __init__(self, directory: Path, *, map_bytes: int = _FIRST_MAP_BYTES) -> None:
         self.path = directory / "data.mdb"
-        # One writer, no reader, and a file that counts for nothing until it is renamed: no lock, one sync at the end.
+        # One writer, no reader, a file that counts for nothing until renamed: no lock, one sync at the end.
         self._env = lmdb.open(
             str(directory), map_size=map_bytes, lock=False, sync=False, metasync=False, writemap=False
         )
@@ -59,7 +59,8 @@ class BlobWriter:
         num_bytes = memoryview(blob).nbytes
         if num_bytes > _MAX_BLOB_BYTES:
             raise StorageError(
-                f"key {key.decode()!r}: a blob of {num_bytes} bytes is too large, LMDB holds up to {_MAX_BLOB_BYTES}; "
+                f"key {key.decode()!r}: a blob of {num_bytes} bytes is too large, LMDB holds up to "
+                f"{_MAX_BLOB_BYTES}; "
                 "split it over several rows"
             )
         self._lengths.append(num_bytes)
@@ -75,7 +76,7 @@ class BlobWriter:
         return self._digests[16 * row : 16 * row + 16].hex()
 
     def _flush(self) -> None:
-        """Commit the batch. A full map loses the transaction but not the batch: the map grows and it is put again."""
+        """Commit the batch. A full map loses the transaction, but the batch is put again into a larger one."""
         while self._batch:
             try:
                 with self._env.begin(write=True) as transaction:
@@ -108,10 +109,12 @@ class BlobWriter:
         page_bytes = self._env.stat()["psize"]
         with self._env.begin(buffers=True) as transaction:
             for row in np.flatnonzero(lengths >= 0).tolist():
-                value = transaction.get(lmdb_key(key_of(row)))
-                if not len(value):
+                if not lengths[row]:
                     offsets[row] = 0
                     continue
+                value = transaction.get(lmdb_key(key_of(row)))
+                if value is None:
+                    raise CorruptionError(f"{self.path}: blob {row} is not in the database it was put into")
                 address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
                 if base is None:
                     base = _map_base(address, page_bytes)
@@ -121,7 +124,7 @@ class BlobWriter:
         return offsets, np.maximum(lengths, 0), bytes(self._digests)
 
     def _probe(self, offsets: np.ndarray, lengths: np.ndarray) -> None:
-        """Read some blobs back by their place, so that a surprise in LMDB's layout is found now and not later."""
+        """Read some blobs back by their place, so that a surprise in LMDB's layout is found now."""
         rows = np.flatnonzero(lengths > 0)
         with self.path.open("rb") as file:
             for row in rows[:: max(1, len(rows) // _NUM_PROBES)].tolist():
@@ -141,7 +144,7 @@ class BlobWriter:
 def _map_base(address: int, page_bytes: int) -> int:
     """Where LMDB's map begins, from the address of one value.
 
-    A value begins in the page whose header opens with the page's number, also when it runs over several pages.
+    A value begins in the page whose header opens with the page's number, even if it runs over several.
     """
     page = address - address % page_bytes
     number = int.from_bytes(ctypes.string_at(page, 8), "little")

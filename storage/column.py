@@ -59,7 +59,8 @@ class TensorColumn:
         parts, local = self._store.locate(np.array([rows.start, rows.stop - 1]))
         if parts[0] != parts[1]:
             raise TensorColumnError(
-                f"tensor {self.name!r}: rows {rows.start} to {rows.stop - 1} lie in more than one shard; use gather"
+                f"tensor {self.name!r}: rows {rows.start} to {rows.stop - 1} lie in more than one "
+                "shard; use gather"
             )
         shard = self._store.part(int(parts[0])).tensor(self.name, self._spec)
         start, stop = int(local[0]), int(local[1]) + 1

@@ -1,4 +1,4 @@
-"""Metadata columns: one type per column for the life of a store, nothing converted that would lose anything."""
+"""Metadata columns: one type per column for the life of a store, nothing converted with a loss."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class ColumnTypes:
             return float(plain)
         elif kind != column.type:
             raise ColumnTypeError(
-                f"{place}: column {name!r} is {kind} ({_short(value)}), but {column.type} since {column.origin}; "
+                f"{place}: column {name!r} is {kind} ({_short(value)}), but {column.type} since "
+                f"{column.origin}; "
                 f"convert the value, or declare the column as json from its first row on"
             )
         return plain
@@ -107,7 +108,8 @@ class ColumnTypes:
     def _check_name(self, name: str) -> None:
         if not isinstance(name, str) or not name or "\0" in name or name.casefold() in RESERVED:
             raise ColumnError(
-                f"column {name!r} cannot be used: a name is text, not empty, and none of {', '.join(sorted(RESERVED))}"
+                f"column {name!r} cannot be used: a name is text, not empty, and none of "
+                f"{', '.join(sorted(RESERVED))}"
             )
         other = self._folded.get(name.casefold(), name)
         if other != name:
@@ -147,7 +149,8 @@ def _json(name: str, value: object, place: str) -> str:
         return _utf8(name, json.dumps(value, ensure_ascii=False), place)
     except (TypeError, ValueError) as error:
         raise ColumnTypeError(
-            f"{place}: column {name!r} holds {type(value).__name__} ({_short(value)}), which has no JSON form ({error}); "
+            f"{place}: column {name!r} holds {type(value).__name__} ({_short(value)}), which has no "
+            f"JSON form ({error}); "
             "give text, a number, a bool, or lists and dicts of them"
         ) from None
 
@@ -157,7 +160,8 @@ def _utf8(name: str, text: str, place: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise ColumnTypeError(
-            f"{place}: column {name!r} is not valid UTF-8 text ({_short(text)}); decode it with errors='replace' first"
+            f"{place}: column {name!r} is not valid UTF-8 text ({_short(text)}); decode it with "
+            "errors='replace' first"
         ) from None
     return text
 

@@ -104,7 +104,8 @@ def _with_column(
     known = newest.tensors.get(name, spec)
     if known != spec:
         raise TensorColumnError(
-            f"another writer published tensor {name!r} as {known.dtype}{known.shape} meanwhile; nothing was committed"
+            f"another writer published tensor {name!r} as {known.dtype}{known.shape} meanwhile; "
+            "nothing was committed"
         )
     taken = [part.id for part in newest.parts if part.id in files and name in part.tensors]
     gone = files.keys() - {part.id for part in newest.parts}

@@ -1,7 +1,8 @@
 """Files that are complete or absent: durable writes, checked reads, private maps.
 
 A shard never changes once it has its name. Its size is compared before it is mapped, so a short file is an
-error and not a SIGBUS. Maps hold no file descriptor, live as long as an array looks at them, and survive a fork.
+error and not a SIGBUS. Maps hold no file descriptor, live as long as an array looks at them, and survive
+a fork.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import stat
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -103,7 +105,8 @@ def open_shard(root: Path, relative: str, num_bytes: int) -> int:
     if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
         os.close(fd)
         raise CorruptionError(
-            f"{path}: the shard has {found.st_size} bytes, the snapshot says {num_bytes}; copy it back from a backup"
+            f"{path}: the shard has {found.st_size} bytes, the snapshot says {num_bytes}; copy it "
+            "back from a backup"
         )
     return fd
 
@@ -140,7 +143,7 @@ def _map(fd: int, offset: int, length: int, prot: int, flags: int, path: Path) -
     if address == _MAP_FAILED:
         error = os.strerror(ctypes.get_errno())
         raise StorageError(f"{path}: {length} bytes cannot be mapped: {error}")
-    pages = (ctypes.c_ubyte * length).from_address(address)
+    pages: Any = (ctypes.c_ubyte * length).from_address(address)
     # Arrays may outlive the interpreter's exit handlers, so the map is never taken away from them at exit.
     weakref.finalize(pages, _libc.munmap, address, length).atexit = False
     array = np.frombuffer(pages, np.uint8)

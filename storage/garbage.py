@@ -29,7 +29,8 @@ class GcReport:
 def collect_garbage(root: Path, *, grace_s: float) -> GcReport:
     """Remove files that no snapshot lists.
 
-    A file stays while it is younger than the grace period, or while the writer that makes it is alive on this machine.
+    A file stays while it is younger than the grace period, or while the writer that makes it is alive on
+    this machine.
     The grace period is what protects writers on other machines: it must be longer than their longest commit.
 
     Raises:
@@ -38,7 +39,7 @@ def collect_garbage(root: Path, *, grace_s: float) -> GcReport:
     live = {
         folder.name for folder in (root / "staging").iterdir() if folder.is_dir() and not is_abandoned(folder)
     }
-    # Candidates are listed before the snapshots are read: what is published in between is then seen as listed.
+    # Candidates are listed before the snapshots are read, so what is published in between counts as listed.
     candidates = list(_old_files(root, time.time() - grace_s))
     listed = _listed_paths(root)
     removed, num_bytes = [], 0

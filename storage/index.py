@@ -21,7 +21,7 @@ OWN_COLUMNS = {"key": pa.large_string(), "hash": pa.large_string(), "bytes": pa.
 
 
 class IndexWriter:
-    """Buffers rows, spools them as Arrow chunks, and joins the chunks into one Parquet file with all columns."""
+    """Buffers rows, spools them as Arrow chunks, and joins the chunks into one Parquet file."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

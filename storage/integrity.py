@@ -1,7 +1,8 @@
-"""Proof that a snapshot is whole: every file against its size, checksum and rows, with the place of each problem."""
+"""Proof that a snapshot is whole: every file against its size, checksum and rows."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ __all__ = ["Problem", "VerifyReport", "verify_store"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong. path: relative to the store; text: what was found and what was wanted, with the place."""
+    """One thing that is wrong. path: relative to the store; text: place, found, wanted."""
 
     path: str
     text: str
@@ -85,8 +86,8 @@ def _file_problem(root: Path, ref: FileRef) -> str | None:
         fd = open_shard(root, ref.path, ref.bytes)
     except StorageError as error:
         return str(error)
-    with open(fd, "rb"):
-        found = hash_file(root / ref.path)
+    os.close(fd)
+    found = hash_file(root / ref.path)
     return None if found == ref.xxh3 else f"the checksum of the file is {found}, the snapshot says {ref.xxh3}"
 
 

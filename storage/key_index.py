@@ -15,7 +15,7 @@ _LARGE_PART_ROWS = 1 << 16
 
 
 class KeyIndex:
-    """Searches large parts in their mapped tables, and the many small ones in one merged array of 16 bytes a row."""
+    """Searches large parts in their mapped tables, the small ones in one merged array of 20 bytes a row."""
 
     def __init__(self, parts: Sequence[Part], tables: Sequence[KeyTable]) -> None:
         self._parts = parts

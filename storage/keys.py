@@ -1,6 +1,7 @@
 """The key table of a part: row -> key and place of the blob, key -> row, all from one mapped Arrow file.
 
-Nothing is held in Python objects, so tables of any size open in microseconds and are shared by forked workers.
+Nothing is held in Python objects, so tables of any size open in microseconds and are shared by forked
+workers.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def hash_key(key: bytes) -> int:
 
 
 def lmdb_key(key: bytes) -> bytes:
-    """The key under which LMDB holds a blob: UTF-8, or byte FF and SHA-256 when that is longer than 511 bytes.
+    """The key under which LMDB holds a blob: UTF-8, or byte FF and SHA-256 beyond 511 bytes.
 
     FF never occurs in UTF-8, so the two kinds cannot meet.
     """
@@ -116,7 +117,7 @@ class KeyTableWriter:
         return rows
 
     def _freeze_recent(self) -> None:
-        """Turn the newest keys into a sorted run and merge runs of like size, so that their number stays small."""
+        """Turn the newest keys into a sorted run, merged with runs of like size, so that they stay few."""
         hashes = np.fromiter(self._recent.keys(), np.uint64, len(self._recent))
         rows = np.fromiter(self._recent.values(), np.int64, len(self._recent))
         self._recent = {}

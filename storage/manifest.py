@@ -118,7 +118,7 @@ class Snapshot:
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
-    """The bytes of a snapshot file: a JSON object whose last member is the checksum of all bytes before it."""
+    """The bytes of a snapshot file: a JSON object that ends with the checksum of all bytes before."""
     fields: dict[str, Any] = {"format": FORMAT_VERSION, **asdict(snapshot)}
     lines = []
     for name, value in fields.items():
@@ -139,8 +139,8 @@ def decode_snapshot(content: bytes, place: str) -> Snapshot:
     """Read a snapshot file. `place` names it in errors.
 
     Raises:
-        ManifestError: If it is cut short, altered, or lists what no store holds (a path that leaves the store,
-            a size beyond 2^60, tensors that overrun their file).
+        ManifestError: If it is cut short, altered, or lists what no store holds (a path that leaves the
+            store, a size beyond 2^60, tensors that overrun their file).
         FormatVersionError: If it is of another format.
     """
     body, mark, tail = content.rpartition(_CHECKSUM_MARK)
@@ -154,7 +154,8 @@ def decode_snapshot(content: bytes, place: str) -> Snapshot:
         raise ManifestError(f"{place}: this is not a snapshot of a feature store")
     if fields["format"] != FORMAT_VERSION:
         raise FormatVersionError(
-            f"{place}: the store has format {fields['format']!r}, this version reads format {FORMAT_VERSION}; "
+            f"{place}: the store has format {fields['format']!r}, this version reads format "
+            f"{FORMAT_VERSION}; "
             "use the version of UniRL that wrote it, or a newer one"
         )
     if not mark or tail.decode("latin-1").split('"')[0] != xxhash.xxh3_128_hexdigest(body):

@@ -38,7 +38,8 @@ class SampleTable:
         """The result of one SELECT.
 
         Raises:
-            QueryError: If it is not exactly one SELECT, if it reads anything but `samples`, or if DuckDB refuses it.
+            QueryError: If it is not exactly one SELECT, if it reads anything but `samples`, or if DuckDB
+                refuses it.
         """
         try:
             kinds = [statement.type for statement in duckdb.extract_statements(sql)]
@@ -60,7 +61,7 @@ class SampleTable:
     def _connect(self) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect(":memory:", config={"arrow_large_buffer_size": True})
         connection.execute(self._view_sql())
-        # The parts may be read and nothing else; run() lets only SELECT pass, so they cannot be written either.
+        # The parts may be read and nothing else; run() lets only SELECT pass, so nothing can be written.
         connection.execute(f"SET allowed_paths = {_list(self._paths)}")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")

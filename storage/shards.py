@@ -1,4 +1,4 @@
-"""Reading the shards of a part: mapped lazily, checked by policy, shared by every store open in the process."""
+"""Reading the shards of a part: mapped lazily, checked by policy, shared by all handles of the process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class TensorShard:
         if found != self.checksums[block]:
             first = block * self._block_rows
             raise CorruptionError(
-                f"{self._root / self._ref.path}: rows {first} to {min(first + self._block_rows, self._ref.rows) - 1} "
+                f"{self._root / self._ref.path}: rows {first} to "
+                f"{min(first + self._block_rows, self._ref.rows) - 1} "
                 f"of the part (from byte {self._ref.offset + block * step}) do not match their checksum; "
                 "copy the file back from a backup"
             )
@@ -150,7 +151,8 @@ class PartReader:
                     ) from error
                 if len(table) != self.part.rows:
                     raise CorruptionError(
-                        f"{self.root / ref.path}: {len(table)} keys, the snapshot says {self.part.rows}; copy it back"
+                        f"{self.root / ref.path}: {len(table)} keys, the snapshot says "
+                        f"{self.part.rows}; copy it back"
                     )
                 self._keys = table
             return self._keys
@@ -171,11 +173,12 @@ class PartReader:
             raise CorruptionError(
                 f"{self._blob_place(row)}: its place lies outside the file; copy the part back"
             )
-        blob = memoryview(blobs[offset : offset + num_bytes])
+        blob = blobs[offset : offset + num_bytes].data
         if policy == "always" or (policy == "first-read" and self._blob_unread[row]):
             if xxhash.xxh3_128_digest(blob) != keys.blob_xxh3(row):
                 raise CorruptionError(
-                    f"{self._blob_place(row)}: its {num_bytes} bytes from byte {offset} do not match their checksum; "
+                    f"{self._blob_place(row)}: its {num_bytes} bytes from byte {offset} do not match "
+                    "their checksum; "
                     "copy the file back from a backup"
                 )
             self._blob_unread[row] = False
@@ -214,7 +217,7 @@ class PartReader:
             return shard
 
     def check_index(self, policy: str) -> Path:
-        """The Parquet file of the part's metadata, after its size and (by policy, once) its checksum were compared."""
+        """The part's Parquet file, after its size and (by policy, once) its checksum were compared."""
         ref = self.part.index
         path = self.root / ref.path
         with self._lock:
@@ -245,7 +248,7 @@ class PartReader:
 
 
 def _check_whole(mapped: np.ndarray, root: Path, ref: FileRef) -> None:
-    found = xxhash.xxh3_128_hexdigest(mapped)
+    found = xxhash.xxh3_128_hexdigest(mapped.data)
     if found != ref.xxh3:
         raise CorruptionError(
             f"{root / ref.path}: the checksum of the file is {found}, the snapshot says {ref.xxh3}; "

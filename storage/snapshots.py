@@ -109,7 +109,7 @@ def newest_snapshot(root: Path) -> Snapshot:
 
 
 def publish(root: Path, build: Callable[[Snapshot], Snapshot]) -> Snapshot:
-    """Publish what `build` makes of the newest snapshot; when another writer was faster, build again on top of its.
+    """Publish what `build` makes of the newest snapshot; build again when another writer was faster.
 
     `build` raises when its change does not fit the newest snapshot; id, parent and created are set here.
     """

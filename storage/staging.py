@@ -33,7 +33,7 @@ class Staging:
         self._installed: list[Path] = []
 
     def install(self, source: Path, relative: str, rows: int) -> FileRef:
-        """Make a finished file durable and give it its final name; it still counts for nothing until published."""
+        """Make a finished file durable and give it its final name; it counts for nothing until published."""
         fsync_file(source)
         ref = FileRef(path=relative, bytes=source.stat().st_size, xxh3=hash_file(source), rows=rows)
         target = self.root / relative

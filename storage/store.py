@@ -35,8 +35,8 @@ __all__ = ["FeatureStore"]
 class FeatureStore:
     """One snapshot of a store, opened for reading; writers publish new snapshots beside it.
 
-    A handle never changes what it shows: after a commit, `refresh()` gives a handle on the newest snapshot. It can
-    be pickled and used after a fork, and may be read from several threads.
+    A handle never changes what it shows: after a commit, `refresh()` gives a handle on the newest snapshot.
+    It can be pickled and used after a fork, and may be read from several threads.
     """
 
     def __init__(self, path: Path, snapshot: Snapshot, verify: str, counters: Counters | None = None) -> None:
@@ -71,8 +71,8 @@ class FeatureStore:
         Args:
             path: Folder of the store.
             snapshot: Number of a snapshot.
-            verify: Compare checksums when data is read for the first time in this process ("first-read"), every time
-                ("always"), or not ("never"). Sizes are always compared.
+            verify: Compare checksums when data is read for the first time in this process ("first-read"),
+                every time ("always"), or not ("never"). Sizes are always compared.
 
         Raises:
             StoreNotFoundError: If the path holds no store; names the nearest one.
@@ -105,7 +105,8 @@ class FeatureStore:
         Args:
             message: Kept in the snapshot.
             tensors: Tensor columns that every row will have: name -> (dtype, shape of one row).
-            columns: Types of metadata columns to be fixed beforehand: name -> string, int, float, bool or json.
+            columns: Types of metadata columns to be fixed beforehand: name -> string, int, float, bool or
+                json.
         """
         specs = {
             name: tensor_spec(name, dtype, tuple(shape)) for name, (dtype, shape) in (tensors or {}).items()
@@ -113,7 +114,7 @@ class FeatureStore:
         return Writer(self.path, message=message, tensors=specs, columns=columns or {})
 
     def append(self, rows: Iterable[Mapping[str, Any]], message: str = "append") -> Snapshot:
-        """Commit rows given as mappings with "key", optional "blob" and "tensors"; other items are columns."""
+        """Commit rows given as mappings: "key", optional "blob" and "tensors", any columns."""
         with self.writer(message=message) as writer:
             for row in rows:
                 writer.add(**row)
@@ -133,7 +134,8 @@ class FeatureStore:
 
         Args:
             name: Letters, digits, "_", "-" and ".".
-            values: (key, array) for every row in any order, or a function from a View of n rows to (n, *shape).
+            values: (key, array) for every row in any order, or a function from a View of n rows
+                to an array (n, *shape).
             dtype: numpy dtype: bool, integer or float.
             shape: Of one row.
 
@@ -145,7 +147,7 @@ class FeatureStore:
         return add_tensor_column(newest_store(self), name, values, spec, message or f"add column {name}")
 
     def restore(self, snapshot_id: int, message: str = "") -> Snapshot:
-        """Publish a new snapshot with the content of an earlier one. Row numbers given since are not used again."""
+        """Publish a new snapshot with the content of an earlier one. Row numbers are not used again."""
         old = read_snapshot(self.path, snapshot_id)
         text = message or f"restore snapshot {snapshot_id}"
         return publish(self.path, lambda newest: replace(old, message=text, next_row=newest.next_row))
@@ -237,7 +239,7 @@ class FeatureStore:
         blob = self.part(part).blob(local, self.policy)
         if blob is None:
             raise StorageError(
-                f"{self.path}: row {row}, key {self.key(row)!r}, has no blob; select rows with bytes > 0"
+                f"{self.path}: row {row}, key {self.key(row)!r}, has no blob; select where bytes is not null"
             )
         self.counters.bytes_read += len(blob)
         return blob
@@ -269,7 +271,7 @@ class FeatureStore:
         return verify_store(self.path, self.snapshot)
 
     def gc(self, *, grace_s: float = 3600.0) -> GcReport:
-        """Remove files that no snapshot lists, are older than the grace period, and belong to no live writer."""
+        """Remove files that no snapshot lists, older than the grace period, of no live writer."""
         return collect_garbage(self.path, grace_s=grace_s)
 
     # For views and tensor columns
@@ -302,7 +304,8 @@ class FeatureStore:
         part = int(self._first_rows.searchsorted(row, side="right")) - 1
         if part < 0 or row >= self._end_rows[part]:
             raise RowNotFoundError(
-                f"{self.path}: snapshot {self.snapshot.id} has no row {row}; rows are below {self.snapshot.next_row}"
+                f"{self.path}: snapshot {self.snapshot.id} has no row {row}; rows are below "
+                f"{self.snapshot.next_row}"
             )
         return part, int(row - self._first_rows[part])
 

@@ -34,7 +34,8 @@ def tensor_spec(name: str, dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -
     kind = np.dtype(dtype)
     if kind.kind not in "biuf" or kind.itemsize > 8 or not kind.isnative:
         raise TensorColumnError(
-            f"tensor column {name!r}: dtype {kind} cannot be stored; use bool, an integer or a float of up to 64 bits"
+            f"tensor column {name!r}: dtype {kind} cannot be stored; use bool, an integer or a float "
+            "of up to 64 bits"
         )
     sizes = tuple(int(size) for size in shape)
     if any(size < 1 for size in sizes):
@@ -51,13 +52,13 @@ def block_checksums(rows: np.ndarray, spec: TensorSpec) -> np.ndarray:
     """uint64 (blocks,): xxh3_64 of each block of raw row bytes (uint8)."""
     step = block_rows(spec) * spec.row_bytes
     return np.array(
-        [xxhash.xxh3_64_intdigest(rows[start : start + step]) for start in range(0, len(rows), step)],
+        [xxhash.xxh3_64_intdigest(rows[start : start + step].data) for start in range(0, len(rows), step)],
         np.uint64,
     )
 
 
 class TensorSpool:
-    """Collects the raw rows of one tensor column in a file, in order or by row number, then seals them as Arrow."""
+    """Collects the raw rows of one tensor column in a file, then seals them as Arrow."""
 
     def __init__(self, name: str, spec: TensorSpec, spool: Path) -> None:
         self.name = name
@@ -80,7 +81,7 @@ class TensorSpool:
                 f"{place}: tensor {self.name!r} is {found}, the column holds {self.spec.dtype}{shape}; "
                 "convert it first, nothing is cast silently"
             )
-        return memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
     def append(self, data: memoryview) -> None:
         """Add checked bytes as the next rows."""
@@ -139,7 +140,7 @@ def _write_arrow(
 
 @functools.lru_cache(maxsize=256)
 def _padding(name: str, spec: TensorSpec) -> int:
-    """Spaces in the schema's metadata that put the rows on a multiple of 64 bytes; Arrow itself aligns to 8."""
+    """Spaces in the schema's metadata that put the rows on a multiple of 64 bytes; Arrow aligns to 8."""
     for padding in range(1, 2 * _ALIGNMENT, 8):
         if _dummy_offset(name, spec, padding) % _ALIGNMENT == 0:
             return padding

@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from storage.blobs import Blob, BlobWriter
-from storage.columns import ColumnTypes, check_same_types
+from storage.columns import ColumnTypes, Scalar, check_same_types
 from storage.errors import (
     ColumnTypeError,
     CommitConflictError,
@@ -76,7 +76,8 @@ class Writer:
         Args:
             key: Text of any length, unique in the store.
             blob: Encoded bytes, stored as they are.
-            tensors: One array for every tensor column of this commit. Without a declaration the first row sets them.
+            tensors: One array for every tensor column of this commit. Without a declaration the first row
+                sets them.
             columns: Text, int, float, bool or None; anything else is kept as JSON text.
 
         Raises:
@@ -98,7 +99,7 @@ class Writer:
         self._blobs.add(encoded, blob)
         for name, data in arrays.items():
             self._tensors[name].append(data)
-        own = {"key": key, "hash": None, "bytes": None}
+        own: dict[str, Scalar] = {"key": key, "hash": None, "bytes": None}
         if blob is not None:
             own |= {"hash": self._blobs.digest(row), "bytes": memoryview(blob).nbytes}
         self._index.add(own | values, self._types.types())
@@ -231,8 +232,10 @@ class Writer:
                 other = table.find(key, shared)
                 if other is not None:
                     raise DuplicateKeyError(
-                        f"row {row} of the commit, key {key.decode()!r}: another writer published it meanwhile as row "
-                        f"{part.first_row + other} of {self._root} (snapshot {newest.id}); nothing was committed"
+                        f"row {row} of the commit, key {key.decode()!r}: another writer published it "
+                        "meanwhile as row "
+                        f"{part.first_row + other} of {self._root} (snapshot {newest.id}); nothing "
+                        "was committed"
                     )
 
     def _close(self) -> None:
@@ -256,7 +259,8 @@ def _check_tensor_spec(name: str, spec: TensorSpec, snapshot: Snapshot) -> None:
     known = snapshot.tensors.get(name)
     if known is not None and known != spec:
         raise TensorColumnError(
-            f"tensor column {name!r} is {spec.dtype}{spec.shape} in this commit, but {known.dtype}{known.shape} in "
+            f"tensor column {name!r} is {spec.dtype}{spec.shape} in this commit, but "
+            f"{known.dtype}{known.shape} in "
             f"snapshot {snapshot.id}; convert it, or use another name"
         )
 
