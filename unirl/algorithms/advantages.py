@@ -59,7 +59,7 @@ def rloo_advantages(rewards_PG: Tensor) -> Tensor:
     Returns:
         Float32 (float64 for float64 rewards) (P, G), no gradient; zeros as in `group_advantages`.
 
-    Source: Ahmadian et al. 2024, "Back to Basics", arXiv:2402.14740, section 2.2;
+    Source: Ahmadian et al. 2024, "Back to Basics", arXiv:2402.14740;
     `compute_rloo_outcome_advantage` of verl 0.9.1.
     """
     advantages = group_advantages(rewards_PG, normalize=False)

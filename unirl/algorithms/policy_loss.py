@@ -81,7 +81,7 @@ def policy_loss(
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347, equation 7;
     unequal bounds: Yu et al. 2025, "DAPO", arXiv:2503.14476, equation 10; dual clip: Ye et al. 2020,
-    "Mastering Complex Control in MOBA Games", arXiv:1912.09729, equation 5;
+    "Mastering Complex Control in MOBA Games", arXiv:1912.09729;
     `compute_policy_loss_vanilla` of verl 0.9.1.
     """
     _require_dual_clip(dual_clip)
