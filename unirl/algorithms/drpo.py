@@ -47,7 +47,8 @@ def drpo_loss(
         ShapeError: If shapes differ or the mask is not bool.
         ConfigError: If epsilon or the denominator is not above 0.
 
-    Source: Yao et al. 2026, "Rethinking the Divergence Regularization in LLM RL", arXiv:2606.09821.
+    Source: Yao et al. 2026, "Rethinking the Divergence Regularization in LLM RL", arXiv:2606.09821. The form
+    agrees with the paper's description (weight 0 at a shift of epsilon); its equations were not read.
     """
     if not (math.isfinite(epsilon) and epsilon > 0.0):
         raise ConfigError(f"epsilon is {epsilon}; it is a shift of probability and needs a number above 0")
