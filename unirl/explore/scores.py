@@ -219,13 +219,12 @@ class Scores:
 
         Raises:
             KeyNotFoundError: If there is no such sample.
-            ConfigError: If the sample was stored without a picture, or with one that cannot be decoded.
+            StorageError: If the sample was stored without a picture, or its bytes are damaged.
+            ConfigError: If the picture cannot be decoded.
         """
-        data = bytes(self.store.blob(self.store.row(key)))
-        if not data:
-            raise ConfigError(f"{self.store.path}: sample {key!r} was stored without a picture")
+        data = io.BytesIO(self.store.blob(self.store.row(key)))
         try:
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(data) as image:
                 return image.convert("RGB")
         except OSError as error:
             place = f"{self.store.path}: sample {key!r}"

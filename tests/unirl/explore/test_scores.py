@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import FeatureStore
+from storage import FeatureStore, StorageError
 from unirl.errors import ConfigError
 from unirl.explore import Scores
 
@@ -144,7 +144,7 @@ def test_the_picture_is_the_one_that_was_stored(scores: Scores) -> None:
 
 
 def test_a_sample_without_a_picture_is_said(by_hand: Scores) -> None:
-    with pytest.raises(ConfigError, match="'s0' was stored without a picture"):
+    with pytest.raises(StorageError, match="'s0'"):
         by_hand.picture("s0")
 
 
