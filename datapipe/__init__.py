@@ -1,0 +1,41 @@
+"""Samples from files into the store, and batches out of it.
+
+`Loader`, `Batch` and `ImageField` are loaded on first use, because batches are torch tensors; nothing else
+here imports torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from datapipe.errors import DataError, DecodeError, LoaderError, SampleError, SourceError
+from datapipe.ingest import ingest
+from datapipe.report import BadFractionError, IngestReport
+
+if TYPE_CHECKING:
+    from datapipe.collate import Batch
+    from datapipe.loader import ImageField, Loader
+
+__all__ = [
+    "BadFractionError",
+    "Batch",
+    "DataError",
+    "DecodeError",
+    "ImageField",
+    "IngestReport",
+    "Loader",
+    "LoaderError",
+    "SampleError",
+    "SourceError",
+    "ingest",
+]
+
+_WITH_TORCH = frozenset({"Batch", "ImageField", "Loader"})
+
+
+def __getattr__(name: str) -> object:
+    if name in _WITH_TORCH:
+        from datapipe import loader
+
+        return getattr(loader, name)
+    raise AttributeError(f"module 'datapipe' has no attribute {name!r}")

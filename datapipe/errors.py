@@ -1,0 +1,34 @@
+"""Errors of the data pipeline. Each also is the built-in that a caller would expect to catch."""
+
+from __future__ import annotations
+
+__all__ = ["DataError", "DecodeError", "LoaderError", "SampleError", "SourceError"]
+
+
+class DataError(ValueError):
+    """Root of every error that `datapipe` raises on purpose."""
+
+
+class SourceError(DataError):
+    """A source that cannot be read at all: missing, unknown, or with a broken head."""
+
+
+class DecodeError(DataError):
+    """Bytes that do not hold a usable picture.
+
+    Attributes:
+        reason: A stable code such as `truncated`, `html` or `too_many_pixels`, used for counting.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class LoaderError(DataError):
+    """A loader that cannot start, or a saved state that belongs to other data."""
+
+
+class SampleError(DataError):
+    """One sample failed while a batch was made. The message names its key and row."""

@@ -1,0 +1,193 @@
+"""Batches out of a view of the store: threaded, in an exact order, resumable at any rank count."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.batch_job import BatchSource, ImageField
+from datapipe.collate import Batch
+from datapipe.errors import LoaderError
+from datapipe.order import EpochOrder, rank_bounds
+from datapipe.pipeline import Job, run_in_order
+from storage import View
+
+__all__ = ["Batch", "ImageField", "Loader", "LoaderState"]
+
+_STATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderState:
+    """Everything that a resume needs. Describes what was handed out, not what was prefetched."""
+
+    version: int
+    seed: int
+    epoch: int
+    consumed: int  # rows of the epoch handed out to all ranks together
+    num_rows: int  # of the view
+    rows_crc: int  # CRC-32 of the view's row ids
+    shuffle: bool
+
+
+class Loader:
+    """Iterate over a view in global batches.
+
+    Each `for` loop is one epoch; then the epoch counts up and the order changes. Rank r of n gets its
+    contiguous share of each global batch, so that the ranks' batches, put together, are the one-rank batch.
+    All ranks make the same number of steps. An iterator that is left early starts its epoch again; only
+    `load_state_dict` makes the next one go on in the middle.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        batch_size: int,
+        image: ImageField | None = ImageField(size=(32, 32)),  # noqa: B008 - frozen
+        tensors: Sequence[str] = (),
+        columns: Sequence[str] = ("caption",),
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        num_threads: int = 2,
+        prefetch_batches: int = 4,
+    ) -> None:
+        """Args:
+        view: Rows to visit, from `store.select`.
+        batch_size: Rows of a global batch, over all ranks; at least world_size.
+        image: How blobs become pixels; None leaves them alone.
+        tensors: Names of tensor columns.
+        columns: Names of metadata columns.
+        seed: Sets the order, together with the epoch.
+        shuffle: False visits the rows in the order of the view.
+        drop_last: Leave out the last rows that do not fill a batch. They differ from epoch to epoch.
+        rank: This process, 0 <= rank < world_size.
+        world_size: Number of processes that share each batch.
+        num_threads: Threads that read and decode.
+        prefetch_batches: Batches being made or waiting; bounds memory.
+
+        Raises:
+            LoaderError: For an unknown column, numbers out of range, or a view without a single batch.
+        """
+        _check_numbers(batch_size, rank, world_size, num_threads, prefetch_batches)
+        self._source = BatchSource(view, image=image, tensors=tensors, columns=columns)
+        self._rows: NDArray[np.int64] = np.ascontiguousarray(view.rows, dtype=np.int64)
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._seed, self._shuffle = seed, shuffle
+        self._rank, self._world_size = rank, world_size
+        self._num_threads, self._depth = num_threads, prefetch_batches
+        self._epoch = self._consumed = self._start_at = 0
+        if len(self) == 0:
+            raise LoaderError(
+                f"the view has {len(view)} rows, not one batch of {batch_size}; lower batch_size, "
+                f"widen the query, or set drop_last=False"
+            )
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on every rank."""
+        return self._num_batches(len(self._rows))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration visits, or that the running one is in."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next iteration at the beginning of an epoch."""
+        self._epoch, self._consumed, self._start_at = epoch, 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Iterate over what is left of the epoch; threads run until the iterator ends or is dropped.
+
+        Raises:
+            SampleError: When a sample cannot be read or decoded; names its key and row.
+        """
+        epoch, start, self._start_at = self._epoch, self._start_at, 0
+        return self._iterate(epoch, start)
+
+    def forever(self) -> Iterator[Batch]:
+        """Iterate over epoch after epoch without end."""
+        while True:
+            yield from self
+
+    def state_dict(self) -> dict[str, int | bool]:
+        """The position after the last batch handed out, as plain integers for JSON."""
+        return {
+            "version": _STATE_VERSION,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "consumed": self._consumed,
+            "num_rows": len(self._rows),
+            "rows_crc": zlib.crc32(self._rows.tobytes()),
+            "shuffle": self._shuffle,
+        }
+
+    def load_state_dict(self, state: dict[str, int | bool]) -> None:
+        """Make the next iteration go on right after the last batch that was handed out.
+
+        Rank, world size, threads, prefetch and batch size may differ from those of the saving loader. The
+        state of a finished epoch gives an iteration that ends at once; the next one is the new epoch.
+
+        Raises:
+            LoaderError: If the state is of another version, or was made over other rows or another order.
+        """
+        missing = [name for name in LoaderState.__dataclass_fields__ if name not in state]
+        if missing or state["version"] != _STATE_VERSION:
+            raise LoaderError(
+                f"this is no loader state of version {_STATE_VERSION}: version is {state.get('version')!r}, "
+                f"missing {missing}; it was saved by other code"
+            )
+        mine = self.state_dict()
+        for name in ("num_rows", "rows_crc", "seed", "shuffle"):
+            if state[name] != mine[name]:
+                raise LoaderError(
+                    f"the state was saved with {name} {state[name]!r}, this loader has {mine[name]!r}; open "
+                    f"the same snapshot with the same query and seed, or start anew without the state"
+                )
+        self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
+        self._start_at = self._consumed
+
+    def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
+        end = start
+        self._epoch, self._consumed = epoch, start
+        for batch in run_in_order(self._jobs(epoch, start), num_threads=self._num_threads, depth=self._depth):
+            end = min(end + self._batch_size, len(self._rows))
+            self._epoch, self._consumed = epoch, end
+            yield batch
+        self._epoch, self._consumed = epoch + 1, 0
+
+    def _jobs(self, epoch: int, start: int) -> Iterator[Job[Batch]]:
+        order = EpochOrder(len(self._rows), seed=self._seed, epoch=epoch, shuffle=self._shuffle)
+        for index in range(self._num_batches(len(self._rows) - start)):
+            begin = start + index * self._batch_size
+            positions = order.take(begin, begin + self._batch_size)
+            low, high = rank_bounds(len(positions), rank=self._rank, world_size=self._world_size)
+            yield self._source.job(positions[low:high], num_parts=self._num_threads)
+
+    def _num_batches(self, num_rows: int) -> int:
+        return num_rows // self._batch_size if self._drop_last else -(-num_rows // self._batch_size)
+
+
+def _check_numbers(
+    batch_size: int, rank: int, world_size: int, num_threads: int, prefetch_batches: int
+) -> None:
+    for name, value in (
+        ("batch_size", batch_size),
+        ("world_size", world_size),
+        ("num_threads", num_threads),
+        ("prefetch_batches", prefetch_batches),
+    ):
+        if value < 1:
+            raise LoaderError(f"{name} is {value}, wanted 1 or more")
+    if not 0 <= rank < world_size:
+        raise LoaderError(f"rank is {rank}, wanted 0..{world_size - 1}")
+    if batch_size < world_size:
+        raise LoaderError(f"batch_size {batch_size} is the global batch and less than the {world_size} ranks")

@@ -1,0 +1,176 @@
+"""Folders of pictures, with a caption file beside each or a metadata table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from datapipe.errors import DecodeError, SourceError
+from datapipe.sources.column_kinds import ColumnKinds
+from datapipe.sources.fields import FieldMap
+from datapipe.sources.listing import FolderListing, list_folder
+from datapipe.sources.paths import file_loader, locate_file, printable
+from datapipe.sources.record import MISSING, Fault, Item, Note, Record
+from datapipe.sources.row import Row
+from datapipe.sources.rows import check_table, observe_table, read_rows
+from datapipe.sources.sidecar import merge_caption, read_sidecars
+
+__all__ = ["FolderSource"]
+
+
+class FolderSource:
+    """A folder, searched through all its levels.
+
+    A `metadata.csv|tsv|jsonl|parquet` governs its own folder and those below: each row names a picture
+    (column `file_name` by default) relative to the table. Pictures that no row names need a sidecar
+    `.txt`, `.caption` or `.json` of the same name. The key is the path without its suffix, unless the row
+    has a `key`. Names of all files are held in memory, contents are not.
+    """
+
+    def __init__(
+        self, root: str | Path, *, fields: FieldMap | None = None, key_prefix: str | None = None
+    ) -> None:
+        self.root = Path(root)
+        self._fields = fields or FieldMap()
+        self._prefix = f"{key_prefix}/" if key_prefix else ""
+        if not self.root.is_dir():
+            raise SourceError(f"{self.root}: not a folder")
+
+    @property
+    def name(self) -> str:
+        return printable(self.root.resolve().as_posix())
+
+    @property
+    def base(self) -> Path:
+        return self.root.resolve()
+
+    def count(self) -> int:
+        return len(self._listing.images)
+
+    def observe_columns(self, kinds: ColumnKinds) -> None:
+        for table in self._listing.metadata:
+            check_table(self.root / table, self._fields)
+            observe_table(self.root / table, self._fields, kinds)
+        for paths in self._listing.sidecars.values():
+            for path in paths:
+                if path.lower().endswith(".json"):
+                    self._observe_sidecar(path, kinds)
+
+    def items(self) -> Iterator[Item]:
+        listing = self._listing
+        self._check_one_table_a_folder(listing)
+        for relative in listing.metadata:
+            check_table(self.root / relative, self._fields)
+        yield from listing.notes
+        yield from listing.faults
+        used: set[str] = set()
+        for relative in listing.metadata:
+            for row in read_rows(self.root / relative):
+                yield from self._from_row(row, relative, used)
+        yield from self._from_files(listing, used)
+
+    @cached_property
+    def _listing(self) -> FolderListing:
+        return list_folder(self.root)
+
+    def _observe_sidecar(self, path: str, kinds: ColumnKinds) -> None:
+        try:
+            _, values = read_sidecars([self.root / path])
+        except DecodeError:
+            return  # reported when the sample is read
+        kinds.observe(self._fields.pick(values).columns, path)
+
+    def _check_one_table_a_folder(self, listing: FolderListing) -> None:
+        tables: dict[str, str] = {}
+        for relative in listing.metadata:
+            other = tables.setdefault(os.path.dirname(relative), relative)  # noqa: PTH120
+            if other != relative:
+                raise SourceError(
+                    f"{self.root}: {other} and {relative} both describe the same folder; keep one of them"
+                )
+
+    def _from_row(self, row: Row | Fault, table: str, used: set[str]) -> Iterator[Item]:
+        folder = os.path.dirname(table)  # noqa: PTH120
+        place = printable(os.path.join(folder, row.place))  # noqa: PTH118
+        if isinstance(row, Fault):
+            yield Fault(key=row.key, place=place, reason=row.reason, detail=row.detail, data=row.data)
+            return
+        picked = self._fields.pick(row.values)
+        named = picked.image
+        if named is MISSING or not isinstance(named, str):
+            detail = f"the row names no picture (column file_name); found columns {sorted(row.values)}"
+            yield Fault(key="", place=place, reason="row_without_image", detail=detail)
+            return
+        try:
+            path, notes = locate_file(self.root / folder, named, place)
+        except DecodeError as error:
+            yield Fault(key=named, place=place, reason=error.reason, detail=error.detail)
+            return
+        yield from notes
+        relative = path.relative_to(self.root).as_posix()
+        used.add(relative)
+        key = picked.key if picked.key is not MISSING else os.path.splitext(relative)[0]  # noqa: PTH122
+        yield Record(
+            key=self._prefix + key if isinstance(key, str) else key,
+            place=place,
+            load=file_loader(path),
+            caption=picked.caption,
+            columns=picked.columns,
+        )
+
+    def _from_files(self, listing: FolderListing, used: set[str]) -> Iterator[Item]:
+        folded = {stem.casefold(): stem for stem in listing.sidecars}
+        taken: set[str] = set()
+        for relative in listing.images:
+            stem = os.path.splitext(relative)[0]  # noqa: PTH122
+            owner = stem if stem in listing.sidecars else folded.get(stem.casefold())
+            if owner is not None:
+                taken.add(owner)
+            if relative in used:
+                continue
+            if owner is None and self._is_governed(relative, listing):
+                detail = "no row of the metadata table names this picture, and it has no caption file"
+                place = printable(relative)
+                yield Fault(key=place, place=place, reason="image_without_row", detail=detail)
+                continue
+            if owner is not None and owner != stem:
+                detail = f"the caption file is named {owner!r}"
+                yield Note(place=printable(relative), reason="case_mismatch", detail=detail)
+            yield self._from_sidecars(relative, stem, listing.sidecars.get(owner or "", []))
+        for stem, paths in listing.sidecars.items():
+            if stem not in taken:
+                yield from _orphan_sidecars(paths)
+
+    def _from_sidecars(self, relative: str, stem: str, sidecars: list[str]) -> Record | Fault:
+        place = printable(relative)
+        try:
+            text, values = read_sidecars([self.root / path for path in sidecars])
+            picked = self._fields.pick(values)
+            caption = merge_caption(text, picked.caption)
+        except DecodeError as error:
+            return Fault(key=printable(stem), place=place, reason=error.reason, detail=error.detail)
+        key = self._prefix + stem if picked.key is MISSING else picked.key
+        return Record(
+            key=key,
+            place=place,
+            load=file_loader(self.root / relative),
+            caption=caption,
+            columns=picked.columns,
+        )
+
+    @staticmethod
+    def _is_governed(relative: str, listing: FolderListing) -> bool:
+        folders = (os.path.dirname(table) for table in listing.metadata)  # noqa: PTH120
+        return any(not folder or relative.startswith(folder + "/") for folder in folders)
+
+
+def _orphan_sidecars(paths: list[str]) -> Iterator[Item]:
+    for path in paths:
+        place = printable(path)
+        if path.lower().endswith(".json"):
+            yield Note(place=place, reason="ignored_file", detail="a JSON file without a picture of its name")
+        else:
+            detail = "a caption file without a picture of its name"
+            yield Fault(key=place, place=place, reason="caption_without_image", detail=detail)

@@ -1,0 +1,98 @@
+"""What lies in a folder: pictures, sidecar files, metadata tables, and what is left aside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from datapipe.sources.paths import IMAGE_SUFFIXES, printable
+from datapipe.sources.record import Fault, Note
+
+__all__ = ["METADATA_NAMES", "SIDECAR_SUFFIXES", "FolderListing", "list_folder"]
+
+SIDECAR_SUFFIXES: Final = (".txt", ".caption", ".json")
+METADATA_NAMES: Final = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
+
+# Ordinary companions of a dataset that are no captions.
+_DOCUMENT_STEMS: Final = frozenset(
+    {"readme", "license", "licence", "notice", "copying", "changelog", "citation", "classes", "labels"}
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class FolderListing:
+    """All names below a folder, relative with forward slashes, sorted."""
+
+    images: list[str] = field(default_factory=list)
+    sidecars: dict[str, list[str]] = field(default_factory=dict)  # path without suffix -> sidecar paths
+    metadata: list[str] = field(default_factory=list)  # metadata tables
+    faults: list[Fault] = field(default_factory=list)  # links that leave, directories named like pictures
+    notes: list[Note] = field(default_factory=list)  # files that take no part
+
+
+def list_folder(root: Path) -> FolderListing:
+    """Walk root without following links to folders. Hidden files are skipped in silence."""
+    listing = FolderListing()
+    real_root = root.resolve()
+    for entry, relative in _walk(root, "", listing):
+        _place(entry, relative, real_root, listing)
+    return listing
+
+
+def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[os.DirEntry[str], str]]:
+    with os.scandir(folder) as scan:
+        entries = sorted(scan, key=lambda entry: entry.name)
+    folders: list[tuple[os.DirEntry[str], str]] = []
+    for entry in entries:
+        relative = prefix + entry.name
+        if entry.name.startswith(".") or entry.name == "__MACOSX":
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            folders.append((entry, relative))
+            if _suffix(relative) in IMAGE_SUFFIXES:
+                _add_fault(listing, relative, "not_a_file", "a directory is named like a picture")
+        elif entry.is_symlink() and entry.is_dir():
+            listing.notes.append(_note(relative, "link_not_followed", "a link to a folder"))
+        else:
+            yield entry, relative
+    for entry, relative in folders:
+        yield from _walk(Path(entry.path), relative + "/", listing)
+
+
+def _place(entry: os.DirEntry[str], relative: str, real_root: Path, listing: FolderListing) -> None:
+    suffix = _suffix(relative)
+    is_image = suffix in IMAGE_SUFFIXES
+    if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(real_root):
+        if is_image:
+            _add_fault(listing, relative, "path_outside_folder", "a link that leaves the folder")
+        return
+    if not entry.is_file():
+        if is_image:
+            _add_fault(listing, relative, "not_a_file", "a pipe, device or dead link is named like a picture")
+        return
+    if is_image:
+        listing.images.append(relative)
+    elif entry.name.lower() in METADATA_NAMES:
+        listing.metadata.append(relative)
+    elif suffix in SIDECAR_SUFFIXES and Path(relative).stem.lower() not in _DOCUMENT_STEMS:
+        listing.sidecars.setdefault(relative[: -len(suffix)], []).append(relative)
+    else:
+        listing.notes.append(
+            _note(relative, "ignored_file", "neither a picture nor a caption nor metadata.*")
+        )
+
+
+def _suffix(relative: str) -> str:
+    return os.path.splitext(relative)[1].lower()  # noqa: PTH122 - a str, for speed over many names
+
+
+def _add_fault(listing: FolderListing, relative: str, reason: str, detail: str) -> None:
+    place = printable(relative)
+    listing.faults.append(Fault(key=place, place=place, reason=reason, detail=detail))
+
+
+def _note(relative: str, reason: str, detail: str) -> Note:
+    return Note(place=printable(relative), reason=reason, detail=detail)

@@ -1,0 +1,114 @@
+"""Find the file that a table names, without ever leaving the folder of the table."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from datapipe.errors import DecodeError
+from datapipe.sources.record import Note
+
+__all__ = ["IMAGE_SUFFIXES", "file_loader", "is_unsafe_path", "locate_file", "printable"]
+
+IMAGE_SUFFIXES: Final = frozenset(
+    {
+        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"),
+        *(".heic", ".heif", ".mpo", ".apng", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".ico", ".qoi"),
+    }
+)
+
+
+def printable(text: str) -> str:
+    """Make a path safe for messages and the index: bytes that are no UTF-8 are shown as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def is_unsafe_path(path: str) -> bool:
+    """Whether a relative path is absolute, holds a drive letter, or climbs out with `..`."""
+    depth = 0
+    parts = PurePosixPath(path.replace("\\", "/")).parts
+    if parts and (parts[0] == "/" or parts[0][1:2] == ":"):
+        return True
+    for part in parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return True
+    return False
+
+
+def locate_file(root: Path, named: str, place: str) -> tuple[Path, list[Note]]:
+    """Find the file that a row names, relative to root.
+
+    Windows separators, and a spelling that differs only in upper and lower case from exactly one file, are
+    accepted with a note.
+
+    Raises:
+        DecodeError: Reasons `path_outside_folder`, `row_without_image`, `not_a_file`.
+    """
+    if not named.strip() or "\0" in named:
+        raise DecodeError("row_without_image", f"the row names no file: {named!r:.80}")
+    if is_unsafe_path(named):
+        raise DecodeError("path_outside_folder", f"{named!r} leaves {root}; paths are relative to the table")
+    notes: list[Note] = []
+    path = root / named
+    if "\\" in named and not path.exists():
+        path = root / named.replace("\\", "/")
+        notes.append(
+            Note(place=place, reason="backslash_path", detail=f"{named!r} was read as {path.name!r}")
+        )
+    if not path.exists():
+        other = _other_case(root, path)
+        if other is None:
+            raise DecodeError("row_without_image", f"{named!r} is not in {root}")
+        notes.append(
+            Note(place=place, reason="case_mismatch", detail=f"{named!r} was read as {other.name!r}")
+        )
+        path = other
+    if not path.is_file():
+        raise DecodeError("not_a_file", f"{named!r} in {root} is not a regular file")
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise DecodeError("path_outside_folder", f"{named!r} is a link that leaves {root}")
+    return path, notes
+
+
+def file_loader(path: Path) -> Callable[[], bytes]:
+    """Return a function that reads the whole file; a vanished or special file is a DecodeError."""
+
+    def load() -> bytes:
+        try:
+            # A named pipe would block for ever.
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise DecodeError("not_a_file", f"{path.name!r} is not a regular file")
+            return path.read_bytes()
+        except OSError as error:
+            raise DecodeError("unreadable_file", f"{path.name!r}: {error.strerror or error}") from error
+
+    return load
+
+
+def _other_case(root: Path, path: Path) -> Path | None:
+    """Follow the path from root, taking at each step the one entry that matches without case."""
+    found = root
+    for part in path.relative_to(root).parts:
+        exact = found / part
+        if exact.exists():
+            found = exact
+            continue
+        names = _names_by_case(found).get(part.casefold(), ())
+        if len(names) != 1:
+            return None
+        found = found / names[0]
+    return found
+
+
+@lru_cache(maxsize=256)
+def _names_by_case(folder: Path) -> dict[str, tuple[str, ...]]:
+    names: dict[str, tuple[str, ...]] = {}
+    if folder.is_dir():
+        for entry in folder.iterdir():
+            folded = entry.name.casefold()
+            names[folded] = (*names.get(folded, ()), entry.name)
+    return names

@@ -1,0 +1,81 @@
+"""What a source hands over: a sample to judge, a fault that already is certain, or a note for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final, Protocol
+
+from datapipe.sources.column_kinds import ColumnKinds
+
+__all__ = ["MISSING", "Fault", "Item", "Missing", "Note", "Record", "Source"]
+
+
+class Missing(Enum):
+    """The one value that means that a field does not stand in the source at all (null does)."""
+
+    MISSING = "missing"
+
+
+MISSING: Final = Missing.MISSING
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One sample as the source has it. Nothing in it has been checked yet."""
+
+    key: object  # wanted: a non-empty string; filled by the source, checked by ingest
+    place: str  # where in the source: "cats/01.jpg", "s0.tar!0001 @512", "rows.csv:17"
+    load: Callable[[], bytes] | None  # reads the encoded picture; None when the row has none
+    caption: object = MISSING
+    columns: Mapping[str, object] = field(default_factory=dict)  # free user metadata
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A sample, or a piece of a source, that cannot become a row. Counted against the budget."""
+
+    key: str
+    place: str
+    reason: str  # stable code, such as "duplicate_member"
+    detail: str  # found, wanted, remedy
+    data: bytes = b""  # the bytes in question, when there are any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """Something a person should know that costs no sample: an ignored file, a repaired path."""
+
+    place: str
+    reason: str
+    detail: str
+
+
+Item = Record | Fault | Note
+
+
+class Source(Protocol):
+    """A place that samples come from. Iterating twice gives the same items in the same order."""
+
+    @property
+    def name(self) -> str:
+        """Stands in the index column `source`; the same for the same files, wherever it is called from."""
+
+    @property
+    def base(self) -> Path:
+        """Folder that the places of items are relative to."""
+
+    def count(self) -> int | None:
+        """Number of samples for the progress bar, or None when only reading everything would tell."""
+
+    def observe_columns(self, kinds: ColumnKinds) -> None:
+        """Show the values of all user columns without reading pictures, to choose one type for each."""
+
+    def items(self) -> Iterator[Item]:
+        """Read the source from its start.
+
+        Raises:
+            SourceError: When the source cannot be read at all.
+        """

@@ -1,0 +1,107 @@
+"""Tables with one sample a row: Parquet, JSON lines, CSV. The picture is in the row or beside the table."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from datapipe.errors import DecodeError, SourceError
+from datapipe.sources.column_kinds import ColumnKinds
+from datapipe.sources.fields import FieldMap
+from datapipe.sources.paths import file_loader, locate_file, printable
+from datapipe.sources.record import MISSING, Fault, Item, Note, Record
+from datapipe.sources.row import Row
+from datapipe.sources.rows import check_table, count_rows, observe_table, read_rows
+
+__all__ = ["TableSource"]
+
+
+class TableSource:
+    """One table file.
+
+    The picture of a row is bytes, a path relative to the table, a `data:` URI, or the struct
+    {bytes, path} that Hugging Face datasets write. The key is the column `key`, else the table's name and
+    the row number, as in `train/00000017`. Rows without a picture are text samples where pictures are
+    optional.
+    """
+
+    def __init__(
+        self, path: str | Path, *, fields: FieldMap | None = None, key_prefix: str | None = None
+    ) -> None:
+        self.path = Path(path)
+        self._fields = fields or FieldMap()
+        self._key_prefix = key_prefix
+        if not self.path.is_file():
+            raise SourceError(f"{self.path}: no such file")
+        check_table(self.path, self._fields)
+
+    @property
+    def name(self) -> str:
+        return printable(self.path.resolve().as_posix())
+
+    @property
+    def base(self) -> Path:
+        return self.path.parent.resolve()
+
+    def count(self) -> int:
+        return count_rows(self.path)
+
+    def observe_columns(self, kinds: ColumnKinds) -> None:
+        observe_table(self.path, self._fields, kinds)
+
+    def items(self) -> Iterator[Item]:
+        for row in read_rows(self.path):
+            if isinstance(row, Fault):
+                yield row
+            else:
+                yield from self._from_row(row)
+
+    def _from_row(self, row: Row) -> Iterator[Item]:
+        picked = self._fields.pick(row.values)
+        key = self._key(picked.key, row)
+        try:
+            load, notes = _loader(picked.image, self.path.parent, row.place)
+        except DecodeError as error:
+            yield Fault(key=str(key), place=row.place, reason=error.reason, detail=error.detail)
+            return
+        yield from notes
+        yield Record(key=key, place=row.place, load=load, caption=picked.caption, columns=picked.columns)
+
+    def _key(self, found: object, row: Row) -> object:
+        prefix = f"{self._key_prefix}/" if self._key_prefix else ""
+        if found is MISSING:
+            stem = self.path.stem if self._key_prefix is None else ""
+            return prefix + (f"{stem}/{row.number:08d}" if stem else f"{row.number:08d}")
+        is_id = isinstance(found, str | int) and not isinstance(found, bool)
+        return f"{prefix}{found}" if is_id and found != "" else found
+
+
+def _loader(image: object, folder: Path, place: str) -> tuple[Callable[[], bytes] | None, list[Note]]:
+    if image is MISSING or image is None:
+        return None, []
+    if isinstance(image, Mapping):
+        inner = image.get("bytes")
+        return _loader(inner if inner is not None else image.get("path"), folder, place)
+    if isinstance(image, bytes | bytearray | memoryview):
+        data = bytes(image)
+        return (lambda: data), []
+    if isinstance(image, str):
+        if image.startswith("data:"):
+            data = _from_data_uri(image)
+            return (lambda: data), []
+        path, notes = locate_file(folder, image, place)
+        return file_loader(path), notes
+    kind = type(image).__name__
+    raise DecodeError("image_other_type", f"the image is a {kind}; wanted bytes, a path or {{bytes, path}}")
+
+
+def _from_data_uri(text: str) -> bytes:
+    head, _, payload = text.partition(",")
+    if not head.endswith(";base64"):
+        raise DecodeError("bad_data_uri", f"{text[:60]!r}: only base64 data URIs hold pictures")
+    try:
+        return base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DecodeError("bad_data_uri", f"{text[:60]!r}: {error}") from error

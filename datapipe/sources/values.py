@@ -1,0 +1,55 @@
+"""Metadata values as the index can hold them."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import math
+from typing import Final
+
+from datapipe.decode.text import check_text
+from datapipe.errors import DecodeError
+
+__all__ = ["clean_value"]
+
+_INT64_MAX: Final = 2**63 - 1
+
+
+def clean_value(value: object, *, field_name: str) -> str | int | float | bool | None:
+    """Turn one metadata value into what the index can hold without losing anything.
+
+    Text, booleans and integers of 64 bits stay. NaN becomes None. Larger integers, decimals, dates and
+    nested values become text (JSON for lists and dicts), so that no type is guessed from a first row.
+
+    Raises:
+        DecodeError: Reason `nul_byte` or `not_utf8` for text that other readers would cut or refuse.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return check_text(value, field=field_name) if value.strip() else value
+    if isinstance(value, int):
+        return value if -_INT64_MAX - 1 <= value <= _INT64_MAX else str(value)
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_json_default)
+    except (TypeError, ValueError) as error:
+        raise DecodeError(
+            "bad_value", f"{field_name}: {type(value).__name__} cannot be kept: {error}"
+        ) from error
+    return check_text(text, field=field_name)
+
+
+def _json_default(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value)
