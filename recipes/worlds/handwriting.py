@@ -170,7 +170,7 @@ def write_numbers(
     numbers = {
         "sft": _evenly(seen, num_sft, rngs["sft"]),
         "rl": _evenly(seen, num_rl, rngs["rl"]),
-        "eval": eval_numbers,
+        "eval": rngs["eval"].permutation(eval_numbers).tolist(),
     }
     parameters = {
         "world": "handwriting",

@@ -15,7 +15,6 @@ import csv
 import io
 import json
 import logging
-import os
 import shutil
 import tarfile
 import tempfile
@@ -105,7 +104,7 @@ def write_world(
         _write_splits(scratch, splits, frozenset(held_out))
         (scratch / _PARAMETERS).write_text(json.dumps(wanted, indent=1) + "\n")
         scratch.chmod(0o755)
-        os.replace(scratch, root)
+        scratch.replace(root)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _logger.info("wrote the world %s", root)
