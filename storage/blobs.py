@@ -76,7 +76,7 @@ class BlobWriter:
         return self._digests[16 * row : 16 * row + 16].hex()
 
     def _flush(self) -> None:
-        """Commit the batch. A full map loses the transaction, but the batch is put again into a larger one."""
+        """Commit the batch. A full map loses the transaction, but the batch is put again in a larger one."""
         while self._batch:
             try:
                 with self._env.begin(write=True) as transaction:
@@ -102,7 +102,7 @@ class BlobWriter:
             int64 (rows,) byte offsets (-1 without a blob), int64 (rows,) lengths, 16 checksum bytes per row.
         """
         self._flush()
-        self._env.sync(True)
+        self._sync()
         lengths = np.frombuffer(self._lengths, np.int64).copy()
         offsets = np.full(len(lengths), NO_BLOB, np.int64)
         base: int | None = None
@@ -122,6 +122,12 @@ class BlobWriter:
         self.close()
         self._probe(offsets, lengths)
         return offsets, np.maximum(lengths, 0), bytes(self._digests)
+
+    def _sync(self) -> None:
+        try:
+            self._env.sync(True)
+        except lmdb.Error as error:
+            raise StorageError(f"{self.path}: the blobs cannot be made durable: {error}") from error
 
     def _probe(self, offsets: np.ndarray, lengths: np.ndarray) -> None:
         """Read some blobs back by their place, so that a surprise in LMDB's layout is found now."""

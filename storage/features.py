@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ def add_tensor_column(
     store: FeatureStore, name: str, values: Values, spec: TensorSpec, message: str
 ) -> Snapshot:
     """Write the column for every part of `store` (its newest snapshot) that lacks it, and publish it."""
-    parts = [i for i, part in enumerate(store.snapshot.parts) if name not in part.tensors]
+    parts = [part for part in store.snapshot.parts if name not in part.tensors]
     if not parts:
         raise TensorColumnError(f"{store.path}: every row has a tensor {name!r} already; use another name")
     known = store.snapshot.tensors.get(name, spec)
@@ -39,15 +40,16 @@ def add_tensor_column(
             f"tensor column {name!r} is {known.dtype}{known.shape}, not {spec.dtype}{spec.shape}"
         )
     staging = Staging(store.path)
-    spools = {i: TensorSpool(name, spec, staging.path / f"{name}-{i}.spool") for i in parts}
+    spool = TensorSpool(name, spec, staging.path / f"{name}.spool")
     try:
         if callable(values):
-            for i in parts:
-                _fill_part(store, i, spools[i], values)
+            for part in parts:
+                _fill_part(store, part, spool, values)
         else:
-            _fill_by_key(store, spools, values)
+            _fill_by_key(store, parts, spool, values)
         files = {
-            store.snapshot.parts[i].id: _seal(staging, store.snapshot.parts[i], spools[i]) for i in parts
+            part.id: seal_tensor(staging, spool, f"{part.id}-{staging.id}", start, start + part.rows)
+            for part, start in zip(parts, _starts(parts))
         }
         staging.flush()
         try:
@@ -56,46 +58,46 @@ def add_tensor_column(
             staging.withdraw()
             raise
     finally:
-        for spool in spools.values():
-            spool.close()
+        spool.close()
         staging.close()
 
 
+def _starts(parts: list[Part]) -> list[int]:
+    """Where each part begins in the spool, which holds the rows of the parts one after the other."""
+    return list(itertools.accumulate((part.rows for part in parts[:-1]), initial=0))
+
+
 def _fill_part(
-    store: FeatureStore, index: int, spool: TensorSpool, compute: Callable[[View], np.ndarray]
+    store: FeatureStore, part: Part, spool: TensorSpool, compute: Callable[[View], np.ndarray]
 ) -> None:
-    part = store.snapshot.parts[index]
-    for start in range(part.first_row, part.first_row + part.rows, _CHUNK_ROWS):
-        stop = min(start + _CHUNK_ROWS, part.first_row + part.rows)
-        view = View(store, np.arange(start, stop))
-        spool.append(spool.check(compute(view), f"rows {start} to {stop - 1}", rows=stop - start))
+    end = part.first_row + part.rows
+    for start in range(part.first_row, end, _CHUNK_ROWS):
+        stop = min(start + _CHUNK_ROWS, end)
+        values = compute(View(store, np.arange(start, stop)))
+        spool.append(spool.check(values, f"rows {start} to {stop - 1}", rows=stop - start))
 
 
 def _fill_by_key(
-    store: FeatureStore, spools: dict[int, TensorSpool], values: Iterable[tuple[str, np.ndarray]]
+    store: FeatureStore, parts: list[Part], spool: TensorSpool, values: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    missing = {i: np.ones(store.snapshot.parts[i].rows, bool) for i in spools}
+    offsets = {part.first_row: start - part.first_row for part, start in zip(parts, _starts(parts))}
+    missing = np.ones(sum(part.rows for part in parts), bool)
     for key, value in values:
-        parts, rows = store.locate(np.array([store.row(key)]))
-        part, row = int(parts[0]), int(rows[0])
-        if part not in spools:
+        row = store.row(key)
+        offset = offsets.get(store.part_of(row).first_row)
+        if offset is None:
             raise DuplicateKeyError(f"key {key!r}: the row already has this tensor; leave it out")
-        if not missing[part][row]:
+        if not missing[row + offset]:
             raise DuplicateKeyError(f"key {key!r}: a value was given twice; give one value per row")
-        spools[part].write_at(row, spools[part].check(value, f"key {key!r}"))
-        missing[part][row] = False
-    left = {i: np.flatnonzero(rows) for i, rows in missing.items() if rows.any()}
-    if left:
-        part, rows = next(iter(left.items()))
-        key = store.key(store.snapshot.parts[part].first_row + int(rows[0]))
+        spool.write_at(row + offset, spool.check(value, f"key {key!r}"))
+        missing[row + offset] = False
+    left = np.flatnonzero(missing)
+    if len(left):
+        rows = np.concatenate([np.arange(part.first_row, part.first_row + part.rows) for part in parts])
         raise TensorColumnError(
-            f"{store.path}: {sum(map(len, left.values()))} rows got no value, the first is key {key!r}; "
-            "give a value for every row"
+            f"{store.path}: {len(left)} rows got no value, the first is key "
+            f"{store.key(int(rows[left[0]]))!r}; give a value for every row"
         )
-
-
-def _seal(staging: Staging, part: Part, spool: TensorSpool) -> TensorFile:
-    return seal_tensor(staging, spool, f"{part.id}-{staging.id}")
 
 
 def _with_column(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,37 +29,42 @@ class GcReport:
 def collect_garbage(root: Path, *, grace_s: float) -> GcReport:
     """Remove files that no snapshot lists.
 
-    A file stays while it is younger than the grace period, or while the writer that makes it is alive on
-    this machine.
-    The grace period is what protects writers on other machines: it must be longer than their longest commit.
+    A file stays while it is younger than the grace period, or while the writer that makes it is alive on this
+    machine. The grace period is what protects writers on other machines: it must be longer than their commits.
 
     Raises:
         ManifestError: If a snapshot cannot be read, because then nobody knows what it lists.
     """
-    live = {
-        folder.name for folder in (root / "staging").iterdir() if folder.is_dir() and not is_abandoned(folder)
-    }
-    # Candidates are listed before the snapshots are read, so what is published in between counts as listed.
-    candidates = list(_old_files(root, time.time() - grace_s))
+    # In this order: what a writer publishes after its files were seen is found in the snapshots, and until then
+    # its lock is found held.
+    candidates = _old_files(root, time.time() - grace_s)
+    live = {path.name for path in (root / "staging").iterdir() if path.is_dir() and not is_abandoned(path)}
     listed = _listed_paths(root)
     removed, num_bytes = [], 0
-    for path in candidates:
+    for path, size in candidates:
         relative = path.relative_to(root).as_posix()
-        if relative in listed or any(name in relative for name in live):
-            continue
-        num_bytes += path.lstat().st_size
-        path.unlink()
-        removed.append(relative)
-    _remove_empty_folders(root, live)
+        if relative not in listed and not any(name in relative for name in live):
+            path.unlink(missing_ok=True)
+            removed.append(relative)
+            num_bytes += size
+    folders = {path.parent for path, _ in candidates if path.name in ("writer.lock", "data.mdb")}
+    _remove_empty_folders(folders, live)
     logger.info("gc of %s removed %d files, %d bytes", root, len(removed), num_bytes)
     return GcReport(removed=sorted(removed), bytes=num_bytes)
 
 
-def _old_files(root: Path, before: float) -> Iterator[Path]:
+def _old_files(root: Path, before: float) -> list[tuple[Path, int]]:
+    """Files that last changed before a moment, with their sizes; a file may vanish while we look."""
+    found = []
     for folder in ("index", "blobs", "tensors", "quarantine", "staging"):
         for path in (root / folder).rglob("*"):
-            if not path.is_dir() and path.lstat().st_ctime < before:
-                yield path
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISDIR(status.st_mode) and status.st_ctime < before:
+                found.append((path, status.st_size))
+    return found
 
 
 def _listed_paths(root: Path) -> set[str]:
@@ -72,12 +77,8 @@ def _listed_paths(root: Path) -> set[str]:
     return listed
 
 
-def _remove_empty_folders(root: Path, live: set[str]) -> None:
-    for folder in ("blobs", "staging"):
-        for path in (root / folder).iterdir():
-            if (
-                path.is_dir()
-                and path.name not in live
-                and not any(entry.is_file() for entry in path.rglob("*"))
-            ):
-                shutil.rmtree(path)
+def _remove_empty_folders(folders: set[Path], live: set[str]) -> None:
+    """Remove the folders of files that were removed, unless something is left in them."""
+    for folder in folders:
+        if folder.is_dir() and folder.name not in live and not any(p.is_file() for p in folder.rglob("*")):
+            shutil.rmtree(folder)

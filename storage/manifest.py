@@ -14,6 +14,7 @@ import xxhash
 from storage.errors import FormatVersionError, ManifestError
 
 __all__ = [
+    "FILE_NAME",
     "FORMAT_VERSION",
     "ColumnSpec",
     "FileRef",
@@ -29,7 +30,8 @@ FORMAT_VERSION = 1
 _MAX_BYTES = 1 << 60
 _CHECKSUM_MARK = b',\n"checksum": "'
 _COLUMN_TYPES = ("string", "int", "float", "bool", "json", "null")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+_XXH3 = re.compile(r"[0-9a-f]{32}")
 _PART_ID = re.compile(r"[0-9a-z]{1,64}")
 
 
@@ -51,9 +53,14 @@ class FileRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFile(FileRef):
-    """An Arrow file of one tensor column; `offset` is where row 0 begins, a multiple of 64."""
+    """An Arrow file of one tensor column.
+
+    offset: where row 0 begins, a multiple of 64.
+    blocks_xxh3: xxh3_128 of the block checksums that the footer of the file holds.
+    """
 
     offset: int
+    blocks_xxh3: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +153,7 @@ def decode_snapshot(content: bytes, place: str) -> Snapshot:
     body, mark, tail = content.rpartition(_CHECKSUM_MARK)
     try:
         fields = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(
             f"{place}: the snapshot is cut short or damaged ({error}); open an earlier one"
         ) from None
@@ -164,13 +171,13 @@ def decode_snapshot(content: bytes, place: str) -> Snapshot:
         )
     try:
         return _snapshot(fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ManifestError(f"{place}: the snapshot cannot be used: {error!s}") from None
 
 
 def _snapshot(fields: dict[str, Any]) -> Snapshot:
     columns = {_text(name): _column_spec(value) for name, value in fields["columns"].items()}
-    tensors = {_match(_NAME, name): _tensor_spec(value) for name, value in fields["tensors"].items()}
+    tensors = {_match(FILE_NAME, name): _tensor_spec(value) for name, value in fields["tensors"].items()}
     parts = tuple(_part(value, tensors) for value in fields["parts"])
     snapshot = Snapshot(
         id=_count(fields["id"]),
@@ -211,7 +218,7 @@ def _part(fields: dict[str, Any], specs: Mapping[str, TensorSpec]) -> Part:
         blobs=None if fields["blobs"] is None else _file(fields["blobs"], "blobs"),
         tensors=tensors,
     )
-    if any(file.rows != part.rows for file in (part.index, part.keys, *tensors.values())):
+    if part.rows < 1 or any(file.rows != part.rows for file in (part.index, part.keys, *tensors.values())):
         raise ValueError(f"part {part.id}: its files do not all have {part.rows} rows")
     return part
 
@@ -219,9 +226,9 @@ def _part(fields: dict[str, Any], specs: Mapping[str, TensorSpec]) -> Part:
 def _file(fields: dict[str, Any], folder: str) -> FileRef:
     path = _text(fields["path"])
     steps = path.split("/")
-    if steps[0] != folder or len(steps) < 2 or any(not _NAME.fullmatch(step) for step in steps):
+    if steps[0] != folder or len(steps) < 2 or any(not FILE_NAME.fullmatch(step) for step in steps):
         raise ValueError(f"the path {path!r} does not lie in {folder}/ of the store")
-    xxh3 = _match(re.compile("[0-9a-f]{32}"), fields["xxh3"])
+    xxh3 = _match(_XXH3, fields["xxh3"])
     return FileRef(path=path, bytes=_count(fields["bytes"]), xxh3=xxh3, rows=_count(fields["rows"]))
 
 
@@ -232,7 +239,10 @@ def _tensor_file(fields: dict[str, Any], name: str, spec: TensorSpec) -> TensorF
         raise ValueError(
             f"tensor column {name!r}: {ref.rows} rows at byte {offset} do not fit {ref.bytes} bytes"
         )
-    return TensorFile(path=ref.path, bytes=ref.bytes, xxh3=ref.xxh3, rows=ref.rows, offset=offset)
+    blocks = _match(_XXH3, fields["blocks_xxh3"])
+    return TensorFile(
+        path=ref.path, bytes=ref.bytes, xxh3=ref.xxh3, rows=ref.rows, offset=offset, blocks_xxh3=blocks
+    )
 
 
 def _tensor_spec(fields: dict[str, Any]) -> TensorSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from storage.errors import ColumnError, CorruptionError, TensorColumnError
+from storage.column_cache import ColumnCache
+from storage.errors import CorruptionError, TensorColumnError
 from storage.files import map_private, map_shared, open_shard
 from storage.keys import NO_BLOB, KeyTable
 from storage.manifest import FileRef, Part, TensorFile, TensorSpec
 from storage.tensors import block_checksums, block_rows, read_block_checksums
 
-__all__ = ["VERIFY_POLICIES", "Counters", "PartReader", "TensorShard", "part_reader"]
+__all__ = ["VERIFY_POLICIES", "Counters", "PartReader", "ReaderPool", "TensorShard"]
 
 VERIFY_POLICIES = ("first-read", "always", "never")
 
@@ -108,16 +110,16 @@ class TensorShard:
         if self._checksums is None:
             path = self._root / self._ref.path
             try:
-                rows, checksums = read_block_checksums(self._mapped)
-            except (pa.ArrowInvalid, KeyError, ValueError, TypeError) as error:
+                content = read_block_checksums(self._mapped)
+            except (pa.ArrowInvalid, OSError, KeyError, ValueError, TypeError) as error:
                 raise CorruptionError(
                     f"{path}: the footer is damaged: {error}; copy the file back"
                 ) from error
-            if rows != self._block_rows or len(checksums) != len(self._unread):
+            if xxhash.xxh3_128_hexdigest(content) != self._ref.blocks_xxh3:
                 raise CorruptionError(
-                    f"{path}: the footer is not that of {self._ref.rows} rows; copy the file back"
+                    f"{path}: the footer is not the one that was written; copy the file back"
                 )
-            self._checksums = checksums
+            self._checksums = np.frombuffer(content, ">u8")
         return self._checksums
 
 
@@ -133,7 +135,6 @@ class PartReader:
         self._blob_unread = np.ones(part.rows, bool) if part.blobs else np.zeros(0, bool)
         self._tensors: dict[str, TensorShard] = {}
         self._index_checked = False
-        self._columns: dict[str, pa.Array] = {}
 
     def keys(self, policy: str) -> KeyTable:
         """The key table; its checksum is compared when it is opened unless policy is "never"."""
@@ -231,19 +232,19 @@ class PartReader:
 
     def column(self, name: str, kind: pa.DataType, policy: str) -> pa.Array:
         """One metadata column of the part as (rows,); nulls when the part does not have it."""
-        array = self._columns.get(name)
-        if array is None:
-            path = self.check_index(policy)
-            with pq.ParquetFile(path) as file:
-                if name in file.schema_arrow.names:
-                    array = file.read(columns=[name]).column(0).cast(kind).combine_chunks()
-                else:
-                    array = pa.nulls(self.part.rows, kind)
-            if len(array) != self.part.rows:
-                raise ColumnError(
-                    f"{path}: column {name!r} has {len(array)} rows, the snapshot says {self.part.rows}"
-                )
-            self._columns[name] = array
+        path = self.check_index(policy)
+        return _columns.get(str(path), name, lambda: self._read_column(path, name, kind))
+
+    def _read_column(self, path: Path, name: str, kind: pa.DataType) -> pa.Array:
+        with pq.ParquetFile(path) as file:
+            if name not in file.schema_arrow.names:
+                return pa.nulls(self.part.rows, kind)
+            array = file.read(columns=[name]).column(0).cast(kind).combine_chunks()
+        if len(array) != self.part.rows:
+            raise CorruptionError(
+                f"{path}: column {name!r} has {len(array)} rows, the snapshot says {self.part.rows}; "
+                "copy it back from a backup"
+            )
         return array
 
 
@@ -256,16 +257,33 @@ def _check_whole(mapped: np.ndarray, root: Path, ref: FileRef) -> None:
         )
 
 
-_readers: weakref.WeakValueDictionary[tuple[str, str, str], PartReader] = weakref.WeakValueDictionary()
+_columns = ColumnCache(256 << 20)
+_readers: weakref.WeakValueDictionary[tuple[str, ...], PartReader] = weakref.WeakValueDictionary()
 _readers_lock = threading.Lock()
 
 
-def part_reader(root: Path, part: Part) -> PartReader:
-    """The reader of a part, shared by all handles of this process, whatever path they were opened by."""
-    tensors = ",".join(sorted(file.path for file in part.tensors.values()))
-    name = (os.path.realpath(root), part.index.path, tensors)
-    with _readers_lock:
-        reader = _readers.get(name)
+class ReaderPool:
+    """The readers that a store handle and its writers have opened; the process shares those of one file."""
+
+    def __init__(self, root: Path, readers: Iterable[PartReader] = ()) -> None:
+        self.root = root
+        self._real_root = os.path.realpath(root)
+        self._readers = {self._name(reader.part): reader for reader in readers}
+
+    def get(self, part: Part) -> PartReader:
+        """The reader of a part."""
+        name = self._name(part)
+        reader = self._readers.get(name)
         if reader is None:
-            reader = _readers[name] = PartReader(Path(name[0]), part)
+            with _readers_lock:
+                reader = _readers.get(name) or PartReader(Path(self._real_root), part)
+                _readers[name] = self._readers[name] = reader
         return reader
+
+    def narrowed(self, parts: Iterable[Part]) -> ReaderPool:
+        """A pool with the readers of these parts only, so that shards no longer in use are unmapped."""
+        names = [self._name(part) for part in parts]
+        return ReaderPool(self.root, [self._readers[name] for name in names if name in self._readers])
+
+    def _name(self, part: Part) -> tuple[str, ...]:
+        return (self._real_root, part.index.path, *sorted(file.path for file in part.tensors.values()))

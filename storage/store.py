@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +22,9 @@ from storage.garbage import GcReport, collect_garbage
 from storage.index import QuarantineWriter
 from storage.integrity import VerifyReport, verify_store
 from storage.key_index import KeyIndex
-from storage.manifest import Snapshot
+from storage.manifest import Part, Snapshot
 from storage.query import SampleTable
-from storage.shards import VERIFY_POLICIES, Counters, PartReader, part_reader
+from storage.shards import VERIFY_POLICIES, Counters, PartReader, ReaderPool
 from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, publish, read_snapshot
 from storage.tensors import tensor_spec
 from storage.view import View
@@ -39,15 +40,24 @@ class FeatureStore:
     It can be pickled and used after a fork, and may be read from several threads.
     """
 
-    def __init__(self, path: Path, snapshot: Snapshot, verify: str, counters: Counters | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        snapshot: Snapshot,
+        verify: str,
+        counters: Counters | None = None,
+        readers: ReaderPool | None = None,
+    ) -> None:
         if verify not in VERIFY_POLICIES:
             raise StorageError(f"verify={verify!r} is none of {', '.join(VERIFY_POLICIES)}")
         self.path = path
         self.snapshot = snapshot
         self.policy = verify
         self.counters = counters or Counters()
+        self._pool = readers or ReaderPool(path)
         self._readers: list[PartReader | None] = [None] * len(snapshot.parts)
-        self._first_rows = np.array([part.first_row for part in snapshot.parts], np.int64)
+        self._starts = [part.first_row for part in snapshot.parts]
+        self._first_rows = np.array(self._starts, np.int64)
         self._end_rows = np.array([part.first_row + part.rows for part in snapshot.parts], np.int64)
         self._key_index: KeyIndex | None = None
         self._samples: SampleTable | None = None
@@ -111,7 +121,7 @@ class FeatureStore:
         specs = {
             name: tensor_spec(name, dtype, tuple(shape)) for name, (dtype, shape) in (tensors or {}).items()
         }
-        return Writer(self.path, message=message, tensors=specs, columns=columns or {})
+        return Writer(self._pool, message=message, tensors=specs, columns=columns or {})
 
     def append(self, rows: Iterable[Mapping[str, Any]], message: str = "append") -> Snapshot:
         """Commit rows given as mappings: "key", optional "blob" and "tensors", any columns."""
@@ -160,7 +170,8 @@ class FeatureStore:
 
     def refresh(self) -> FeatureStore:
         """A handle on the newest snapshot, with the same policy and counters."""
-        return FeatureStore(self.path, newest_snapshot(self.path), self.policy, self.counters)
+        newest = newest_snapshot(self.path)
+        return FeatureStore(self.path, newest, self.policy, self.counters, self._pool.narrowed(newest.parts))
 
     @property
     def columns(self) -> dict[str, str]:
@@ -280,8 +291,12 @@ class FeatureStore:
         """The reader of the part at a position of `snapshot.parts`."""
         reader = self._readers[index]
         if reader is None:
-            reader = self._readers[index] = part_reader(self.path, self.snapshot.parts[index])
+            reader = self._readers[index] = self._pool.get(self.snapshot.parts[index])
         return reader
+
+    def part_of(self, row: int) -> Part:
+        """The part that holds a row."""
+        return self.snapshot.parts[self._locate_one(row)[0]]
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Position in `snapshot.parts` and row within the part, int64 (n,) each.
@@ -301,13 +316,13 @@ class FeatureStore:
         return parts, rows - self._first_rows[parts]
 
     def _locate_one(self, row: int) -> tuple[int, int]:
-        part = int(self._first_rows.searchsorted(row, side="right")) - 1
+        part = bisect.bisect_right(self._starts, row) - 1
         if part < 0 or row >= self._end_rows[part]:
             raise RowNotFoundError(
                 f"{self.path}: snapshot {self.snapshot.id} has no row {row}; rows are below "
                 f"{self.snapshot.next_row}"
             )
-        return part, int(row - self._first_rows[part])
+        return part, row - self._starts[part]
 
     def unknown_column(self, name: str) -> str:
         """The text of an error about a metadata column that does not exist."""

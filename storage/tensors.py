@@ -10,7 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from storage.errors import TensorColumnError
-from storage.manifest import TensorSpec
+from storage.manifest import FILE_NAME, TensorSpec
 
 __all__ = [
     "BLOCK_BYTES",
@@ -26,11 +26,17 @@ _ALIGNMENT = 64
 
 
 def tensor_spec(name: str, dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -> TensorSpec:
-    """Check a dtype and the shape of one row.
+    """Check a name, a dtype and the shape of one row.
 
     Raises:
-        TensorColumnError: If the dtype is not bool, integer or float of up to 8 bytes, or an axis is empty.
+        TensorColumnError: If the name cannot be that of a folder, the dtype is not bool, integer or float of
+            up to 8 bytes, or an axis is empty.
     """
+    if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
+        raise TensorColumnError(
+            f"tensor column {name!r} cannot be used: a name has 1 to 128 letters, digits, '_', '-' and '.', "
+            "and does not begin with '-' or '.'"
+        )
     kind = np.dtype(dtype)
     if kind.kind not in "biuf" or kind.itemsize > 8 or not kind.isnative:
         raise TensorColumnError(
@@ -94,20 +100,22 @@ class TensorSpool:
         self._file.write(data)
         self.rows = max(self.rows, row + len(data) // self.spec.row_bytes)
 
-    def seal(self, path: Path) -> int:
-        """Write the rows as an Arrow file and drop the spool; returns the byte at which row 0 begins."""
-        self._file.close()
+    def seal(self, path: Path, start: int, stop: int) -> tuple[int, str]:
+        """Write rows start:stop as an Arrow file.
+
+        Returns:
+            The byte at which the rows begin, and the xxh3_128 of their block checksums.
+        """
+        self._file.flush()
         with pa.memory_map(str(self._spool)) as source:
-            raw = source.read_buffer()
-        checksums = block_checksums(np.frombuffer(raw, np.uint8), self.spec)
-        footer = {
-            "block_rows": str(block_rows(self.spec)),
-            "block_xxh3_64": checksums.astype(">u8").tobytes().hex(),
-        }
+            raw = source.read_buffer()[start * self.spec.row_bytes : stop * self.spec.row_bytes]
+        checksums = block_checksums(np.frombuffer(raw, np.uint8), self.spec).astype(">u8").tobytes()
+        footer = {"block_rows": str(block_rows(self.spec)), "block_xxh3_64": checksums.hex()}
         with pa.OSFile(str(path), "wb") as sink:
-            _write_arrow(sink, self.name, self.spec, raw, self.rows, footer, _padding(self.name, self.spec))
-        self.close()
-        return _row_offset(self.name, self.spec)
+            _write_arrow(
+                sink, self.name, self.spec, raw, stop - start, footer, _padding(self.name, self.spec)
+            )
+        return _row_offset(self.name, self.spec), xxhash.xxh3_128_hexdigest(checksums)
 
     def close(self) -> None:
         """Drop the spooled rows."""
@@ -161,7 +169,6 @@ def _dummy_offset(name: str, spec: TensorSpec, padding: int) -> int:
     return column.storage.values.buffers()[1].address - content.address
 
 
-def read_block_checksums(mapped: np.ndarray) -> tuple[int, np.ndarray]:
-    """Rows per block and uint64 (blocks,) checksums from the footer of a mapped Arrow file."""
-    footer = pa.ipc.open_file(pa.py_buffer(mapped)).metadata
-    return int(footer[b"block_rows"]), np.frombuffer(bytes.fromhex(footer[b"block_xxh3_64"].decode()), ">u8")
+def read_block_checksums(mapped: np.ndarray) -> bytes:
+    """8 bytes per block, most significant first, from the footer of a mapped Arrow file."""
+    return bytes.fromhex(pa.ipc.open_file(pa.py_buffer(mapped)).metadata[b"block_xxh3_64"].decode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -22,7 +21,7 @@ from storage.index import IndexWriter, QuarantineWriter
 from storage.key_index import KeyIndex
 from storage.keys import KeyTableWriter, encode_key, hash_key
 from storage.manifest import ColumnSpec, FileRef, Part, Snapshot, TensorFile, TensorSpec
-from storage.shards import part_reader
+from storage.shards import ReaderPool
 from storage.snapshots import newest_snapshot, publish
 from storage.staging import Staging
 from storage.tensors import TensorSpool, tensor_spec
@@ -40,16 +39,25 @@ class Writer:
     """
 
     def __init__(
-        self, root: Path, *, message: str, tensors: Mapping[str, TensorSpec], columns: Mapping[str, str]
+        self,
+        readers: ReaderPool,
+        *,
+        message: str,
+        tensors: Mapping[str, TensorSpec],
+        columns: Mapping[str, str],
     ) -> None:
         self.snapshot: Snapshot | None = None
-        self._root = root
+        self._root = readers.root
+        self._readers = readers
         self._message = message
-        self._base = newest_snapshot(root)
-        readers = [part_reader(root, part) for part in self._base.parts]
-        self._known = KeyIndex(self._base.parts, [reader.keys("first-read") for reader in readers])
+        self._base = newest_snapshot(self._root)
+        self._known = KeyIndex(
+            self._base.parts, [readers.get(p).keys("first-read") for p in self._base.parts]
+        )
         self._types = ColumnTypes(_origins(self._base), columns)
-        self._staging = Staging(root)
+        for name, spec in tensors.items():
+            _check_tensor_spec(name, spec, self._base)
+        self._staging = Staging(self._root)
         folder = self._staging.path
         self._keys = KeyTableWriter(folder / "keys.spool")
         (folder / "blobs").mkdir()
@@ -128,6 +136,8 @@ class Writer:
         if not self._tensors_fixed:
             if len(self) == 0:
                 specs = {name: tensor_spec(name, array.dtype, array.shape) for name, array in tensors.items()}
+                for name, spec in specs.items():
+                    _check_tensor_spec(name, spec, self._base)
                 self._tensors = {name: self._spool(name, spec) for name, spec in specs.items()}
             self._tensors_fixed = True
         if tensors.keys() != self._tensors.keys():
@@ -138,7 +148,6 @@ class Writer:
         return {name: self._tensors[name].check(array, place) for name, array in tensors.items()}
 
     def _spool(self, name: str, spec: TensorSpec) -> TensorSpool:
-        _check_tensor_spec(name, spec, self._base)
         return TensorSpool(name, spec, self._staging.path / f"tensor-{name}.spool")
 
     def __enter__(self) -> Writer:
@@ -180,7 +189,9 @@ class Writer:
         keys = self._staging.install(folder / "keys.arrow", f"index/part-{part_id}.keys.arrow", rows)
         self._index.write(folder / "index.parquet", self._types.types())
         index = self._staging.install(folder / "index.parquet", f"index/part-{part_id}.parquet", rows)
-        tensors = {name: seal_tensor(self._staging, spool, part_id) for name, spool in self._tensors.items()}
+        tensors = {
+            name: seal_tensor(self._staging, spool, part_id, 0, rows) for name, spool in self._tensors.items()
+        }
         return Part(id=part_id, first_row=0, rows=rows, index=index, keys=keys, blobs=blobs, tensors=tensors)
 
     def _seal_quarantine(self) -> tuple[FileRef, ...]:
@@ -224,7 +235,7 @@ class Writer:
             _check_tensor_spec(name, spool.spec, newest)
 
     def _refuse_shared_keys(self, newest: Snapshot, part: Part) -> None:
-        table = part_reader(self._root, part).keys("first-read")
+        table = self._readers.get(part).keys("first-read")
         hashes = self._keys.hashes()
         for shared in table.shared_hashes(hashes).tolist():
             for row in np.flatnonzero(hashes == shared).tolist():
@@ -247,12 +258,14 @@ class Writer:
         self._staging.close()
 
 
-def seal_tensor(staging: Staging, spool: TensorSpool, part_id: str) -> TensorFile:
-    """Turn a spooled column into its Arrow file and give it its final name."""
+def seal_tensor(staging: Staging, spool: TensorSpool, name: str, start: int, stop: int) -> TensorFile:
+    """Turn rows start:stop of a spooled column into an Arrow file and give it its final name."""
     path = staging.path / f"tensor-{spool.name}.arrow"
-    offset = spool.seal(path)
-    ref = staging.install(path, f"tensors/{spool.name}/{part_id}.arrow", spool.rows)
-    return TensorFile(path=ref.path, bytes=ref.bytes, xxh3=ref.xxh3, rows=ref.rows, offset=offset)
+    offset, blocks = spool.seal(path, start, stop)
+    ref = staging.install(path, f"tensors/{spool.name}/{name}.arrow", stop - start)
+    return TensorFile(
+        path=ref.path, bytes=ref.bytes, xxh3=ref.xxh3, rows=ref.rows, offset=offset, blocks_xxh3=blocks
+    )
 
 
 def _check_tensor_spec(name: str, spec: TensorSpec, snapshot: Snapshot) -> None:
