@@ -1,0 +1,257 @@
+"""`unirl ingest`, `info`, `query`, `verify` and `quarantine`: everything about the data store."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final, Literal
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from datapipe import BadFractionError, IngestReport
+from datapipe import ingest as run_ingest
+from storage import FeatureStore
+
+__all__ = ["COMMANDS", "data_app", "info", "ingest", "quarantine", "query", "verify"]
+
+EXIT_PROBLEMS: Final = 1
+EXIT_OVER_BUDGET: Final = 3
+
+StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def ingest(
+    sources: Annotated[
+        list[str], typer.Argument(help="Folders, tars, tables, or patterns such as 's-{000..012}.tar'.")
+    ],
+    store: Annotated[Path, typer.Argument(help="Folder of the store; made if it is not there.")],
+    format: Annotated[
+        str | None, typer.Option(help="folder, webdataset or table; told apart when not given.")
+    ] = None,
+    map: Annotated[
+        list[str] | None, typer.Option(help="OURS=THEIRS, such as caption=text. May be repeated.")
+    ] = None,
+    optional: Annotated[
+        list[str] | None,
+        typer.Option(help="image or caption: samples without one are fine. May be repeated."),
+    ] = None,
+    key_prefix: Annotated[
+        str | None, typer.Option(help="Put before every key; '' switches the default prefix off.")
+    ] = None,
+    split_dot: Annotated[
+        Literal["first", "last"], typer.Option(help="The dot at which the key of a tar member ends.")
+    ] = "first",
+    max_bad_fraction: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of bad samples that still is a success.")
+    ] = 0.0,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse pictures that claim more.")] = 89_478_485,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read and decode.")] = 2,
+    commit_rows: Annotated[int, typer.Option(min=1, help="Samples in a commit.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Bring pictures and captions into a store. Run it again to continue.
+
+    Ends with 3 when more samples are bad than --max-bad-fraction allows; the good ones are committed.
+    """
+    is_over = False
+    with _stop_on_signal() as should_stop:
+        try:
+            report = run_ingest(
+                sources,
+                store,
+                format=format,
+                column_map=_parse_map(map or []),
+                optional=optional or (),
+                key_prefix=key_prefix,
+                split_dot=split_dot,
+                max_bad_fraction=max_bad_fraction,
+                max_pixels=max_pixels,
+                workers=workers,
+                commit_rows=commit_rows,
+                progress=not as_json,
+                should_stop=should_stop,
+            )
+        except BadFractionError as error:
+            report, is_over = error.report, True
+            Console(stderr=True, soft_wrap=True).print(escape(str(error)), style="red")
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        _print_report(report)
+    if is_over:
+        raise typer.Exit(EXIT_OVER_BUDGET)
+    if report.is_interrupted:
+        typer.echo("stopped on request; run the same command again to continue", err=True)
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+def info(store: StorePath, as_json: AsJson = False) -> None:
+    """Tell what a store holds: rows, bytes, columns, tensors, sources."""
+    opened = FeatureStore.open(store)
+    facts = _store_facts(opened)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name, escape(text))
+    Console(soft_wrap=True).print(table)
+
+
+def query(
+    store: StorePath,
+    sql: Annotated[
+        str, typer.Argument(help='A condition such as "width >= 256", or a whole SELECT over `samples`.')
+    ] = "true",
+    limit: Annotated[int, typer.Option(min=1, help="Rows shown for a condition.")] = 20,
+    as_json: AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+) -> None:
+    """Select rows of the index with SQL."""
+    if as_json and as_csv:
+        raise typer.BadParameter("give --json or --csv, not both")
+    opened = FeatureStore.open(store)
+    if sql.lstrip().lower().startswith(("select", "with", "from", "(")):
+        found = opened.query(sql)
+    else:
+        found = opened.query(f"SELECT * FROM samples WHERE (\n{sql}\n) ORDER BY row LIMIT {limit}")
+    _print_rows(found, as_json=as_json, as_csv=as_csv)
+
+
+def verify(store: StorePath, as_json: AsJson = False) -> None:
+    """Read everything and compare sizes and checksums. Ends with 1 when something is wrong."""
+    report = FeatureStore.open(store).verify()
+    if as_json:
+        problems = [asdict(problem) for problem in report.problems]
+        typer.echo(
+            json.dumps({"ok": report.ok, "files": report.files, "bytes": report.bytes, "problems": problems})
+        )
+    elif report.ok:
+        typer.echo(f"ok: {report.files} files, {report.bytes} bytes, all checksums hold")
+    else:
+        for problem in report.problems:
+            typer.echo(f"{problem.path}: {problem.text}")
+    if not report.ok:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+def quarantine(
+    store: StorePath,
+    reason: Annotated[str | None, typer.Option(help="Show only this reason code, such as truncated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the samples that could not be used, with place and reason."""
+    found = FeatureStore.open(store).quarantined().select(["key", "place", "reason"])
+    if reason is not None:
+        keep = [text.partition(":")[0] == reason for text in found.column("reason").to_pylist()]
+        found = found.filter(pa.array(keep, pa.bool_()))
+    _print_rows(found, as_json=as_json, as_csv=False)
+
+
+COMMANDS: Final[list[Callable[..., None]]] = [ingest, info, query, verify, quarantine]
+
+data_app = typer.Typer(help="Bring data into a store and look at it.", no_args_is_help=True)
+for _command in COMMANDS:
+    data_app.command()(_command)
+
+
+def _parse_map(entries: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for entry in entries:
+        ours, equals, theirs = entry.partition("=")
+        if not (ours and equals and theirs):
+            raise typer.BadParameter(f"--map {entry!r}: wanted OURS=THEIRS, such as caption=text")
+        if ours in pairs:
+            raise typer.BadParameter(f"--map names {ours!r} twice: {pairs[ours]!r} and {theirs!r}")
+        pairs[ours] = theirs
+    return pairs
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Turn the first SIGINT or SIGTERM into a request to commit what is whole; a second one ends at once."""
+    asked: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_report(report: IngestReport) -> None:
+    table = Table(show_header=False, box=None)
+    table.add_row("added", str(report.num_added))
+    table.add_row("there already", str(report.num_skipped))
+    table.add_row("bad", f"{report.num_bad} ({report.bad_fraction:.2%})")
+    table.add_row("duplicates by content", str(report.num_duplicate_content))
+    table.add_row("turned upright", str(report.num_reoriented))
+    table.add_row("formats", ", ".join(f"{name} {count}" for name, count in report.formats.items()) or "-")
+    table.add_row("rate", f"{report.rows_per_s:.0f} samples/s over {report.wall_s:.1f} s")
+    for kind, counts, examples in (
+        ("bad", report.reasons, report.examples),
+        ("note", report.notes, report.note_examples),
+    ):
+        for reason, count in counts.items():
+            first = examples[reason][0]
+            table.add_row(f"{kind}: {reason}", escape(f"{count}, first {first.place}: {first.detail}"))
+    Console(soft_wrap=True).print(table)
+
+
+def _store_facts(store: FeatureStore) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "path": str(store.path),
+        "snapshot": store.snapshot.id,
+        "created": store.snapshot.created,
+        "message": store.snapshot.message,
+        "rows": len(store),
+        "blob_bytes": store.query("SELECT coalesce(sum(bytes), 0)::BIGINT AS n FROM samples")["n"][0].as_py(),
+        "columns": store.columns,
+        "tensors": {name: f"{dtype}{list(shape)}" for name, (dtype, shape) in store.tensor_columns.items()},
+        "quarantined": store.quarantined().num_rows,
+    }
+    for name in ("source", "split", "modality", "format"):
+        if name in store.columns:
+            counts = store.query(
+                f"SELECT {name} AS name, count(*) AS n FROM samples GROUP BY 1 ORDER BY 2 DESC"
+            )
+            facts[f"rows by {name}"] = {str(row["name"]): row["n"] for row in counts.slice(0, 20).to_pylist()}
+    return facts
+
+
+def _print_rows(table: pa.Table, *, as_json: bool, as_csv: bool) -> None:
+    rows = table.to_pylist()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
+    elif as_csv:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(table.column_names)
+        writer.writerows(row.values() for row in rows)
+        typer.echo(text.getvalue(), nl=False)
+    else:
+        shown = Table(*(escape(name) for name in table.column_names))
+        for row in rows:
+            shown.add_row(*(escape("" if value is None else str(value)) for value in row.values()))
+        Console().print(shown)
+        typer.echo(f"{len(rows)} rows")
