@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator
 
-__all__ = ["nearest_column", "quote_columns", "quote_name"]
+__all__ = ["nearest_column", "quote_columns", "quote_name", "quote_text"]
 
 _VERBATIM = re.compile(
     r"""
@@ -25,6 +25,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*")
 def quote_name(name: str) -> str:
     """Return `name` as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def quote_text(text: str) -> str:
+    """Return `text` as an SQL string."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def quote_columns(sql: str, columns: Collection[str]) -> str:

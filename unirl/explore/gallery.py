@@ -16,6 +16,7 @@ from PIL import Image
 
 from storage import StorageError
 from unirl.errors import ConfigError
+from unirl.explore.condition import quote_text
 from unirl.explore.plots import GRID, INK
 from unirl.explore.scores import Scores
 
@@ -60,7 +61,8 @@ def samples_over_time(scores: Scores, *, kind: str, num_steps: int = 6, per_step
     """
     return scores.query(f"""
         WITH chosen AS (
-            SELECT key, stage, direction, step, prompt_key, sample FROM samples WHERE kind = '{kind}'),
+            SELECT key, stage, direction, step, prompt_key, sample FROM samples
+            WHERE kind = {quote_text(kind)}),
         steps AS (
             SELECT stage, direction, step, row_number() OVER w - 1 AS place,
                 count(*) OVER (PARTITION BY stage, direction) - 1 AS last

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from unirl.explore.condition import quote_name
+from unirl.explore.condition import quote_name, quote_text
 from unirl.explore.run import Line, Run, number
 from unirl.explore.scores import Scores
 
@@ -88,7 +88,7 @@ def component_over_steps(scores: Scores, measure: str, *, kind: str = "train") -
     value = f"CAST({quote_name(measure)} AS DOUBLE)"
     found = scores.query(
         f"SELECT step, quantile_cont({value}, [0.05, 0.25, 0.5, 0.75, 0.95]) AS q FROM samples "
-        f"WHERE kind = '{kind}' AND isfinite({value}) GROUP BY step ORDER BY step"
+        f"WHERE kind = {quote_text(kind)} AND isfinite({value}) GROUP BY step ORDER BY step"
     )
     steps = found["step"].to_numpy()
     levels = np.array(found["q"].to_pylist(), dtype=np.float64).reshape(-1, 5)

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from unirl.explore import plots
+from storage import FeatureStore, StorageError
+from unirl.explore import formatting, plots
 from unirl.explore.gallery import Card, cards, samples_over_time
-from unirl.explore.health import data_health
-from unirl.explore.results import stage_results, stage_times
+from unirl.explore.health import DataHealth, data_health
+from unirl.explore.results import headlines, stage_times
 from unirl.explore.run import Run, number, open_run
 from unirl.explore.scores import Scores
+from unirl.explore.svg import figure_svg
 
 __all__ = ["render_report", "write_report"]
 
 _MAX_COMPONENTS = 12
-_UNKNOWN = "–"  # noqa: RUF001
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -58,61 +56,29 @@ def render_report(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "percent": _percent,
-        "points": _points,
-        "figure": _figure,
-        "fixed": _fixed,
-        "duration": _duration,
-        "size": _size,
-    }
+    environment.filters |= {name: getattr(formatting, name) for name in formatting.__all__}
     script = environment.get_template("gallery_filter.html.j2").render()
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    notes = list(run.notes)
     return environment.get_template("report.html.j2").render(
         run=run,
+        notes=notes,
         title=str(run.header.get("recipe") or run.path.resolve().name),
         name=run.path.resolve().name,
         facts=_facts(run),
         config=json.dumps(run.header.get("config", {}), indent=2, ensure_ascii=False, default=str),
-        results=stage_results(run),
+        headlines=headlines(run),
         times=stage_times(run),
         curves=_svgs(_curves(run)),
         evaluations=_svgs(plots.reward_and_judge(run, direction) for direction in run.directions),
-        components=_svgs(_components(run.scores)) if run.scores else [],
-        agreement=_agreement(run.scores) if run.scores else [],
-        galleries=_galleries(run.scores) if run.scores else [],
-        disputed=_disputed(run.scores) if run.scores else [],
         resources=_svgs(_resources(run)),
-        health=data_health(run.data) if run.data else None,
+        health=_health(run.data, notes),
+        **_scored(run.scores, notes),
         last_metrics=_last_metrics(run),
         peak_memory=_peak_memory(run),
         script=Markup(script),
         script_hash=digest,
     )
-
-
-def figure_svg(figure: Figure, salt: str) -> Markup:
-    """Return a figure as an inline SVG that takes its colours and font from the page.
-
-    Args:
-        figure: Drawn with `plots.INK` and `plots.GRID` where it should follow the page.
-        salt: Another text for each figure of a page, so that the ids inside differ.
-
-    Returns:
-        Markup, since Matplotlib escapes every text in it.
-    """
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg)
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
-    svg = svg.replace(plots.INK, "currentColor").replace(plots.GRID, "var(--grid)")
-    return Markup(svg)
 
 
 def _svgs(figures: Iterable[Figure]) -> list[Markup]:
@@ -133,6 +99,30 @@ def _curves(run: Run) -> Iterable[Figure]:
     for name in ("policy/clip_fraction", "policy/loss", "value/loss"):
         if plots.metric_names(run, name):
             yield plots.learning_curve(run, name)
+
+
+def _scored(scores: Scores | None, notes: list[str]) -> dict[str, list[Any]]:
+    """The sections that come from the experience store; empty where there is none or it is damaged."""
+    if scores is not None:
+        try:
+            return {
+                "components": _svgs(_components(scores)),
+                "agreement": _agreement(scores),
+                "galleries": _galleries(scores),
+                "disputed": _disputed(scores),
+            }
+        except StorageError as error:
+            notes.append(f"The experience cannot be read, so there are no galleries: {error}.")
+    return {"components": [], "agreement": [], "galleries": [], "disputed": []}
+
+
+def _health(data: FeatureStore | None, notes: list[str]) -> DataHealth | None:
+    if data is not None:
+        try:
+            return data_health(data)
+        except StorageError as error:
+            notes.append(f"The data store cannot be read, so the health of the data is not shown: {error}.")
+    return None
 
 
 def _components(scores: Scores) -> Iterable[Figure]:
@@ -216,35 +206,3 @@ def _peak_memory(run: Run) -> float:
         return value
     values = [number(line, name) for name in plots.metric_names(run, "memory/") for line in run.train]
     return max((value for value in values if math.isfinite(value)), default=math.nan)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%" if math.isfinite(value) else _UNKNOWN
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f} points" if math.isfinite(value) else "no change known"
-
-
-def _figure(value: object) -> str:
-    if isinstance(value, int | float) and math.isfinite(value):
-        return f"{value:.3g}"
-    return _UNKNOWN
-
-
-def _fixed(value: float | None) -> str:
-    return _UNKNOWN if value is None or not math.isfinite(value) else f"{value:.2f}"
-
-
-def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return _UNKNOWN
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.3g} s"
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if math.isfinite(num_bytes) else _UNKNOWN

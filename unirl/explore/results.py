@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from unirl.explore.run import Line, Run, number
 
-__all__ = ["StageResult", "StageTime", "stage_results", "stage_times"]
+__all__ = ["Headline", "StageResult", "StageTime", "headlines", "stage_results", "stage_times"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,35 @@ class StageResult:
     steps: int
 
     @property
+    def judge_gain(self) -> float:
+        """How much the judge's accuracy rose, as a fraction."""
+        return self.judge_after - self.judge_before
+
+    @property
     def is_suspect(self) -> bool:
         """Whether the reward rose while the judge fell: the policy may exploit the reward."""
         return self.reward_after > self.reward_before and self.judge_after < self.judge_before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One stage over all of its seeds. Means and extremes are over the seeds where the value is known."""
+
+    stage: str
+    seeds: Sequence[StageResult]
+
+    def mean(self, name: str) -> float:
+        """Mean of a field of `StageResult`; NaN where no seed knows it."""
+        values = self._known(name)
+        return math.fsum(values) / len(values) if values else math.nan
+
+    def spread(self, name: str) -> tuple[float, float]:
+        """Smallest and largest value over the seeds; NaN where no seed knows it."""
+        values = self._known(name)
+        return (min(values), max(values)) if values else (math.nan, math.nan)
+
+    def _known(self, name: str) -> list[float]:
+        return [value for seed in self.seeds if math.isfinite(value := getattr(seed, name))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +97,14 @@ def stage_results(run: Run) -> list[StageResult]:
             )
         )
     return found
+
+
+def headlines(run: Run) -> list[Headline]:
+    """Return the results of each stage, its seeds together, in the order of the stages."""
+    stages: dict[str, list[StageResult]] = {}
+    for result in stage_results(run):
+        stages.setdefault(result.stage, []).append(result)
+    return [Headline(stage=stage, seeds=seeds) for stage, seeds in stages.items()]
 
 
 def stage_times(run: Run) -> list[StageTime]:

@@ -135,7 +135,8 @@ def _open_data(path: Path, header: Mapping[str, Any], notes: list[str]) -> Featu
     for candidate in [*named, path / "store"]:
         if (candidate / "snapshots").is_dir():
             try:
-                return FeatureStore.open(candidate, snapshot=header.get("snapshot"))
+                snapshot = header.get("snapshot")
+                return FeatureStore.open(candidate, snapshot=snapshot if isinstance(snapshot, int) else None)
             except StorageError as error:
                 notes.append(f"The data store cannot be opened: {error}.")
                 return None

@@ -18,7 +18,7 @@ from PIL import Image
 
 from storage import FeatureStore, StorageError
 from unirl.errors import ConfigError
-from unirl.explore.condition import nearest_column, quote_columns, quote_name
+from unirl.explore.condition import nearest_column, quote_columns, quote_name, quote_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,7 +151,7 @@ class Scores:
         """
         groups = ", ".join(quote_name(name) for name in by)
         parts = [
-            f"""SELECT {groups}, {_literal(name)} AS measure, {position} AS place,
+            f"""SELECT {groups}, {quote_text(name)} AS measure, {position} AS place,
                 min(step) AS start, count(x) AS num, count(*) - count(x) AS num_unscored, avg(x) AS mean,
                 stddev_samp(x) AS deviation, min(x) AS minimum, quantile_cont(x, 0.1) AS p10,
                 quantile_cont(x, 0.5) AS median, quantile_cont(x, 0.9) AS p90, max(x) AS maximum
@@ -203,7 +203,7 @@ class Scores:
             ConfigError: If no sample has this prompt.
         """
         found = self.query(
-            f"SELECT {self.sample_columns} FROM samples WHERE prompt_key = {_literal(prompt_key)} "
+            f"SELECT {self.sample_columns} FROM samples WHERE prompt_key = {quote_text(prompt_key)} "
             "ORDER BY step, key"
         )
         if found.num_rows == 0:
@@ -259,10 +259,6 @@ def _order(groups: str) -> str:
     return f"min(start) OVER (PARTITION BY {groups}), {groups}"
 
 
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 def _finite(name: str) -> str:
     """SQL for the column as a double, null where it is NaN or infinite."""
     value = f"CAST({quote_name(name)} AS DOUBLE)"
@@ -272,7 +268,7 @@ def _finite(name: str) -> str:
 def _pair_sql(first: str, second: str, groups: str, place: int) -> str:
     accepted = "b >= 0.5" if second == "judge" else "NULL"
     return f"""
-        SELECT {groups}, {_literal(first)} AS first, {_literal(second)} AS second, {place} AS place,
+        SELECT {groups}, {quote_text(first)} AS first, {quote_text(second)} AS second, {place} AS place,
             min(step) AS start, count(*) AS num,
             CASE WHEN isfinite(corr(a, b)) THEN corr(a, b) END AS correlation,
             (sum(mean_rank) FILTER (accepted) - count_if(accepted) * (count_if(accepted) + 1) / 2)

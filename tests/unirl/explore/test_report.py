@@ -93,6 +93,20 @@ def test_the_headline_is_the_judge_before_and_after(page: Page) -> None:
     assert "+50.0 points" in page.text
 
 
+def test_several_seeds_give_a_mean_with_its_spread(run_dir: Path, tmp_path: Path) -> None:
+    shutil.copy(run_dir / "metrics.jsonl", tmp_path / "metrics.jsonl")
+    rows = [
+        {"stage": "text", "seed": seed, "judge_before": 0.5, "judge_after": after, "steps": 4}
+        for seed, after in ((3, 0.55), (4, 0.65))
+    ]
+    (tmp_path / "summary.json").write_text(json.dumps({"runs": rows}))
+    text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    assert "mean of 2 seeds" in text
+    assert "50.0% → 60.0%" in text
+    assert "(from +5.0 points to +15.0 points)" in text
+    assert "seed 4: judge 50.0% → 65.0%" in text
+
+
 def test_every_section_has_its_figures(page: Page) -> None:
     for title in (
         "reward/mean",
@@ -170,6 +184,18 @@ def test_a_run_that_has_just_begun_is_shown_with_what_there_is(
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert page.open == []
     assert "not there yet" in page.text
+
+
+@pytest.mark.parametrize("store", ["experience", "store"])
+def test_a_store_with_a_missing_part_is_said(run_dir: Path, tmp_path: Path, store: str) -> None:
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    header = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(header | {"store": "elsewhere"}))
+    (part,) = (run / store / "index").glob("*.parquet")
+    part.unlink()
+    text = Page(write_report(run).read_text(encoding="utf-8")).text
+    assert "cannot be read" in text and part.name in text
+    assert "reward/mean" in text
 
 
 def test_one_step_with_nan_everywhere_is_shown(tmp_path: Path) -> None:

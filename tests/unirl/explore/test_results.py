@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unirl.explore.results import stage_results, stage_times
+from unirl.explore.results import headlines, stage_results, stage_times
 from unirl.explore.run import Run, open_run
 
 
@@ -47,6 +47,19 @@ def test_a_reward_that_rises_while_the_judge_falls_is_suspect(run: Run) -> None:
         "reward_after": 0.9,
     }
     assert stage_results(dataclasses.replace(run, summary={"runs": [row]}))[0].is_suspect
+
+
+def test_seeds_of_a_stage_stand_together(run: Run) -> None:
+    rows = [
+        {"stage": stage, "seed": seed, "judge_before": 0.5, "judge_after": 0.5 + gain, "steps": 3}
+        for stage, gains in (("text", (0.1, 0.3)), ("image", (0.2,)))
+        for seed, gain in enumerate(gains)
+    ]
+    text, image = headlines(dataclasses.replace(run, summary={"runs": rows}))
+    assert (text.stage, len(text.seeds), image.stage, len(image.seeds)) == ("text", 2, "image", 1)
+    assert text.mean("judge_after") == pytest.approx(0.7)
+    assert text.spread("judge_gain") == pytest.approx((0.1, 0.3))
+    assert math.isnan(text.mean("reward_after")) and math.isnan(text.spread("reward_after")[1])
 
 
 def test_times_follow_the_clock_and_add_the_phases_up(run: Run) -> None:
