@@ -11,6 +11,7 @@ from PIL import Image, ImageCms
 __all__ = ["has_alpha", "to_rgb"]
 
 _ALPHA_MODES: Final = frozenset({"RGBA", "LA", "PA", "La", "RGBa"})
+_NO_DIRECT_WAY: Final = {"PA": "RGBA", "La": "LA", "RGBa": "RGBA"}
 _PROFILE_MODES: Final = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}
 
 
@@ -46,8 +47,8 @@ def to_rgb(image: Image.Image, *, background: tuple[int, int, int]) -> tuple[Ima
 
 
 def _palette_to_direct(image: Image.Image) -> Image.Image:
-    if image.mode == "PA":
-        return image.convert("RGBA")
+    if image.mode in _NO_DIRECT_WAY:
+        return image.convert(_NO_DIRECT_WAY[image.mode])
     if image.mode == "P":
         profile = image.info.get("icc_profile")
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
