@@ -15,8 +15,8 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference of fractions in percentage points."""
-    return f"{100 * value:+.1f} points" if math.isfinite(value) else "no change known"
+    """A difference of fractions in percentage points, with its sign."""
+    return f"{100 * value:+.1f}" if math.isfinite(value) else _UNKNOWN
 
 
 def figure(value: object) -> str:

@@ -36,7 +36,8 @@ __all__ = [
 INK = "#1d2733"
 GRID = "#d3d9e0"
 COLOURS = ("#3f7fd0", "#dd7a2f", "#2f9e76", "#a05fc4", "#d0505f", "#8a8f3a", "#2b9fb0", "#b0708f")
-"""Told apart by people with any common colour vision, and visible on white and on near-black."""
+"""For stages and series; visible on white and on near-black."""
+_VERDICTS = {"judge accepts": "#2f9e76", "judge rejects": "#d0505f", "not judged": "#8a8f3a"}
 
 
 def learning_curve(run: Run, metric: str = "reward/mean", *, smoothing: float = 0.8) -> Figure:
@@ -76,7 +77,7 @@ def reward_and_judge(run: Run, direction: str) -> Figure:
     """Draw the reward and the held-out judge at each evaluation of one direction, on one scale."""
     figure, axes = _axes(f"evaluation, direction {direction}")
     lines = [line for line in run.evals if line.get("direction") == direction]
-    for colour, marker, name in zip(COLOURS, "os", ("eval/judge", "eval/reward")):
+    for colour, marker, name in (("#2f9e76", "o", "eval/judge"), ("#a05fc4", "s", "eval/reward")):
         steps, values = _series(lines, name)
         axes.plot(steps, values, color=colour, marker=marker, markersize=5, linewidth=2, label=name[5:])
     return _finish(figure, axes, run)
@@ -118,7 +119,7 @@ def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 
         "count(*) AS num, any_value(low) AS low, any_value(width) AS width FROM x, span GROUP BY verdict, bin"
     )
     rows = found.to_pylist()
-    for colour, name in zip(COLOURS, ("judge accepts", "judge rejects", "not judged")):
+    for name, colour in _VERDICTS.items():
         counts = np.zeros(bins)
         for row in rows:
             if row["verdict"] == name:

@@ -128,9 +128,14 @@ def _health(data: FeatureStore | None, notes: list[str]) -> DataHealth | None:
 def _components(scores: Scores) -> Iterable[Figure]:
     if not len(scores):
         return
-    for name in [name for name in scores.measures if name != "judge"][:_MAX_COMPONENTS]:
+    for name in _measures(scores)[:_MAX_COMPONENTS]:
         yield plots.component_over_steps(scores, name)
         yield plots.component_histogram(scores, name)
+
+
+def _measures(scores: Scores) -> tuple[str, ...]:
+    """The reward and its components; a single component is the reward and is shown once."""
+    return scores.components if len(scores.components) == 1 else ("reward", *scores.components)
 
 
 def _resources(run: Run) -> Iterable[Figure]:
@@ -142,7 +147,9 @@ def _resources(run: Run) -> Iterable[Figure]:
 
 def _agreement(scores: Scores) -> list[dict[str, Any]]:
     """How well the reward and its components agree with the judge, stage by stage."""
-    return [row for row in scores.agreement().to_pylist() if row["second"] == "judge"]
+    shown = _measures(scores)
+    rows = scores.agreement().to_pylist()
+    return [row for row in rows if row["second"] == "judge" and row["first"] in shown]
 
 
 def _galleries(scores: Scores) -> list[tuple[str, str, int, list[Card]]]:

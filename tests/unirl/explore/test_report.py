@@ -103,7 +103,7 @@ def test_several_seeds_give_a_mean_with_its_spread(run_dir: Path, tmp_path: Path
     text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
     assert "mean of 2 seeds" in text
     assert "50.0% → 60.0%" in text
-    assert "(from +5.0 points to +15.0 points)" in text
+    assert "+10.0 points (+5.0 to +15.0)" in text
     assert "seed 4: judge 50.0% → 65.0%" in text
 
 
