@@ -1,0 +1,192 @@
+"""Field cases of loading, shuffling and resuming."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datapipe import Loader
+from storage import FeatureStore, View
+
+
+def make_view(path: Path, num_rows: int) -> View:
+    """A store of texts; enough wherever only the order matters."""
+    store = FeatureStore.create(path)
+    store.append({"key": f"{index:04d}", "caption": f"text {index}"} for index in range(num_rows))
+    return store.refresh().select()
+
+
+def keys_of(loader: Loader) -> list[str]:
+    return [key for batch in loader for key in batch.keys]
+
+
+@pytest.mark.slow
+def test_load_01_memory_does_not_follow_the_index(tmp_path: Path) -> None:
+    store = FeatureStore.create(tmp_path / "store")
+    store.append(
+        {"key": f"{index:07d}", "caption": f"a text of usual length {index}"} for index in range(60_000)
+    )
+    script = textwrap.dedent(
+        """
+        import sys, psutil
+        from datapipe import Loader
+        from storage import FeatureStore
+        view = FeatureStore.open(sys.argv[1]).select()
+        loader = Loader(view, batch_size=64, image=None)
+        next(iter(loader))
+        process = psutil.Process()
+        before = process.memory_full_info().uss
+        for _ in range(2):
+            for batch in loader:
+                pass
+        print(process.memory_full_info().uss - before)
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "store")]
+    grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert grown < 20 * 2**20
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_load_05_the_stream_does_not_depend_on_threads(tmp_path: Path, threads: int) -> None:
+    view = make_view(tmp_path / "store", 50)
+    wanted = Loader(view, batch_size=8, image=None, seed=3, num_threads=1, prefetch_batches=1)
+    found = Loader(view, batch_size=8, image=None, seed=3, num_threads=threads, prefetch_batches=threads * 2)
+    epochs = [keys_of(wanted) for _ in range(3)]
+    assert [keys_of(found) for _ in range(3)] == epochs
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+def test_load_06_resume_in_a_new_process_is_exactly_the_rest(tmp_path: Path) -> None:
+    epoch = 2
+    view = make_view(tmp_path / "store", 64)
+    loader = Loader(view, batch_size=4, image=None, seed=11)
+    loader.set_epoch(epoch)
+    whole = keys_of(loader)
+    loader.set_epoch(epoch)
+    torch.rand(3), np.random.rand(3)
+    batches = iter(loader)
+    before = [key for _ in range(5) for key in next(batches).keys]
+    state = json.dumps(loader.state_dict())
+    script = textwrap.dedent(
+        """
+        import json, sys
+        from datapipe import Loader
+        from storage import FeatureStore
+        loader = Loader(FeatureStore.open(sys.argv[1]).select(), batch_size=4, image=None, seed=11)
+        loader.load_state_dict(json.loads(sys.argv[2]))
+        print(json.dumps([[key for batch in loader for key in batch.keys], loader.epoch]))
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "store"), state]
+    after, next_epoch = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert before + after == whole
+    assert sorted(before + after) == sorted(view.keys())
+    assert next_epoch == epoch + 1
+
+
+def test_load_08_state_follows_what_was_handed_out(tmp_path: Path) -> None:
+    view = make_view(tmp_path / "store", 60)
+    loader = Loader(view, batch_size=5, image=None, prefetch_batches=8, num_threads=3)
+    whole = keys_of(loader)
+    loader.set_epoch(0)
+    batches, seen = iter(loader), []
+    for _ in range(3):
+        seen += next(batches).keys
+    resumed = Loader(view, batch_size=5, image=None, prefetch_batches=8)
+    resumed.load_state_dict(loader.state_dict())
+    assert seen + keys_of(resumed) == whole
+
+
+def test_load_09_any_rank_count_goes_on_with_the_exact_rest(tmp_path: Path) -> None:
+    view = make_view(tmp_path / "store", 97)
+
+    def loaders(world_size: int, threads: int) -> list[Loader]:
+        return [
+            Loader(
+                *(view,),
+                batch_size=8,
+                image=None,
+                drop_last=False,
+                rank=rank,
+                world_size=world_size,
+                num_threads=threads,
+            )
+            for rank in range(world_size)
+        ]
+
+    whole = keys_of(loaders(1, 1)[0])
+    ranks = loaders(4, 4)
+    running = [iter(loader) for loader in ranks]
+    seen = [key for _ in range(5) for batches in running for key in next(batches).keys]
+    states = [loader.state_dict() for loader in ranks]
+    assert all(state == states[0] for state in states)
+    for world_size in (1, 2, 3):
+        rest: list[list[str]] = []
+        for loader in loaders(world_size, 2):
+            loader.load_state_dict(states[0])
+            rest.append([batch.keys for batch in loader])
+        assert seen + [key for batches in zip(*rest) for keys in batches for key in keys] == whole
+    other = Loader(make_view(tmp_path / "other", 96), batch_size=8, image=None)
+    with pytest.raises(ValueError, match="saved with num_rows 97, this loader has 96"):
+        other.load_state_dict(states[0])
+
+
+def test_load_10_flags_and_epochs_survive_a_resume(tmp_path: Path) -> None:
+    view = make_view(tmp_path / "store", 50)
+    ranks = [Loader(view, batch_size=8, image=None, rank=rank, world_size=2) for rank in range(2)]
+    for loader in ranks:
+        loader.set_epoch(2)
+    first = next(iter(ranks[0]))
+    assert len(first) == 4
+    batches = ranks[0].forever()
+    for _ in range(5):
+        next(batches)
+    for loader in ranks:
+        loader.load_state_dict(ranks[0].state_dict())
+    rest = [[batch.keys for batch in loader] for loader in ranks]
+    assert [len(batches) for batches in rest] == [1, 1]
+    third = [keys_of(loader) for loader in ranks]
+    assert all(len(keys) == 24 for keys in third)
+    assert not set(third[0]) & set(third[1])
+    again = Loader(view, batch_size=8, image=None, rank=0, world_size=2)
+    again.set_epoch(3)
+    assert keys_of(again) == third[0]
+    again.set_epoch(2)
+    assert keys_of(again) != third[0]
+
+
+@pytest.mark.parametrize("num_rows", [97, 99, 100, 104])
+def test_load_12_evaluation_sees_each_row_once(tmp_path: Path, num_rows: int) -> None:
+    view = make_view(tmp_path / "store", num_rows)
+    ranks = [
+        Loader(view, batch_size=8, image=None, shuffle=False, drop_last=False, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+    shares = [[batch.keys for batch in loader] for loader in ranks]
+    assert len(shares[0]) == len(shares[1]) == len(ranks[0])
+    counted = Counter(key for share in shares for keys in share for key in keys)
+    assert set(counted) == set(view.keys()) and set(counted.values()) == {1}
+
+
+def test_load_13_a_bad_picture_is_named_and_leaves_no_thread(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG")
+    store = FeatureStore.create(tmp_path / "store")
+    blobs = {"good": buffer.getvalue(), "broken": buffer.getvalue()[:40]}
+    store.append({"key": key, "blob": blob, "caption": "x"} for key, blob in blobs.items())
+    loader = Loader(store.refresh().select(), batch_size=2)
+    with pytest.raises(ValueError, match=r"sample 'broken' \(row 1\): truncated"):
+        next(iter(loader))
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("datapipe")]
