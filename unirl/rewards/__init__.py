@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unirl.rewards.ensemble import WeightedSum
+from unirl.rewards.from_store import train_from_store
 from unirl.rewards.pairs import LabelledPictures, caption_pairs, joined
 from unirl.rewards.question import Question
 from unirl.rewards.rules import ExactMatch
@@ -20,5 +21,6 @@ __all__ = [
     "WeightedSum",
     "caption_pairs",
     "joined",
+    "train_from_store",
     "train_yes_no",
 ]
