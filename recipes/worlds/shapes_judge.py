@@ -34,7 +34,7 @@ __all__ = ["SceneJudge"]
 _MIN_PIXELS = 8
 """Smaller specks of colour are blur; the smallest thing has more than 30 pixels."""
 _MIN_OVERLAP = 0.7
-"""Least shared coverage with the best template, a.b / (a.a + b.b - a.b): of masks, intersection over union."""
+"""Least likeness to the best template: a.b / (a.a + b.b - a.b), for masks intersection over union."""
 
 
 class SceneJudge:
