@@ -123,20 +123,31 @@ def contact_sheet(scores: Scores, table: pa.Table, *, columns: int = 4) -> Figur
         columns: Pictures in one row.
     """
     rows = table.to_pylist()
+    pictures = [_picture(scores, row["key"]) for row in rows]
+    tallest = max((picture.height / picture.width for picture in pictures if picture), default=1.0)
     num_lines = max(1, math.ceil(len(rows) / columns))
-    figure = Figure(figsize=(2.4 * columns, 2.7 * num_lines), layout="constrained")
+    # Inches: a picture is 2.3 wide, three lines of words are 0.6 high.
+    figure = Figure(figsize=(2.4 * columns, (2.3 * tallest + 0.6) * num_lines), layout="constrained")
     grid = figure.subplots(num_lines, columns, squeeze=False).ravel()
     for axes in grid[len(rows) :]:
         axes.set_axis_off()
-    for axes, row in zip(grid, rows):
+    for axes, row, picture in zip(grid, rows, pictures):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set(color=_VERDICTS.get(_float(row.get("judge")), (GRID, ""))[0], linewidth=1.5)
-        try:
-            axes.imshow(np.asarray(scores.picture(row["key"])), interpolation="nearest")
-        except (ConfigError, StorageError):
+        if picture:
+            axes.imshow(np.asarray(picture), interpolation="nearest")
+        else:
             axes.text(0.5, 0.5, "no picture", transform=axes.transAxes, ha="center", color=INK, fontsize=8)
         axes.set_title(_words(row), fontsize=8, color=INK, loc="left", parse_math=False)
     return figure
+
+
+def _picture(scores: Scores, key: str) -> Image.Image | None:
+    """The picture of a sample, or None where it is missing or damaged."""
+    try:
+        return scores.picture(key)
+    except (ConfigError, StorageError):
+        return None
 
 
 def _words(row: dict[str, Any]) -> str:
@@ -150,9 +161,8 @@ def _words(row: dict[str, Any]) -> str:
 
 
 def _data_uri(scores: Scores, key: str) -> str:
-    try:
-        picture = scores.picture(key)
-    except (ConfigError, StorageError):
+    picture = _picture(scores, key)
+    if picture is None:
         return ""
     buffer = io.BytesIO()
     if max(picture.size) <= _THUMBNAIL:

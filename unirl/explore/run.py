@@ -13,7 +13,7 @@ from storage import FeatureStore, StorageError
 from unirl.errors import ConfigError
 from unirl.explore.scores import Scores
 
-__all__ = ["Run", "open_run"]
+__all__ = ["Line", "Run", "number", "open_run"]
 
 Line = Mapping[str, Any]
 """One line of `metrics.jsonl`: `step`, `stage`, `stage_step`, `wall_s`, `kind` and the metrics."""

@@ -100,7 +100,7 @@ def test_several_seeds_give_a_mean_with_its_spread(run_dir: Path, tmp_path: Path
         for seed, after in ((3, 0.55), (4, 0.65))
     ]
     (tmp_path / "summary.json").write_text(json.dumps({"runs": rows}))
-    text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    text = " ".join(Page(write_report(tmp_path).read_text(encoding="utf-8")).text.split())
     assert "mean of 2 seeds" in text
     assert "50.0% → 60.0%" in text
     assert "+10.0 points (+5.0 to +15.0)" in text
