@@ -1,0 +1,59 @@
+# Every target sets itself up from a bare clone; `make help` lists them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUN ?= runs/demo
+WORKERS ?= 2
+
+# Arguments for the one pip call that installs torch, for example where its CPU wheels are found.
+UNIRL_TORCH_ARGS ?=
+
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+.PHONY: help install demo test test-slow lint bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+%?:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv and install everything into it
+
+demo: $(STAMP) ## Real handwriting: files, store, tokenizer, policy, reward, staged RL, report (RUN=runs/demo)
+	$(BIN)/python -m recipes.numbers --run $(RUN)
+
+test: $(STAMP) ## The fast tests, a few minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
+
+test-slow: $(STAMP) ## The slow tests: training, resume, faults, packaging
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS)
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: bench-numbers ## Every benchmark, into benchmarks/
+
+bench-%: $(STAMP) ## One benchmark, into benchmarks/NAME.json
+	$(BIN)/python -m tools.bench.$*
+
+clean: ## Remove .venv, caches and builds; runs/ is kept
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp goes first and comes back last, so that an interrupted installation starts from an empty .venv.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found. Install it, or name it:" \
+		"make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@if test -e $@; then echo "Updating $(VENV)"; rm $@; else \
+		echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv --clear $(VENV); fi
+	@echo "Installing torch"
+	@$(BIN)/python -m pip install -q -c constraints.txt $(UNIRL_TORCH_ARGS) torch
+	@echo "Installing UniRL and what it needs (a minute or two)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "Installed into $(VENV)"
