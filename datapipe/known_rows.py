@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import pyarrow as pa
@@ -60,14 +62,12 @@ class KnownRows:
         value: str | None = self._table.column(name)[position].as_py()
         return value
 
-    def _values(self, name: str) -> list[str | None]:
+    def _values(self, name: str) -> Iterator[str | None]:
         if name not in self._table.column_names:
-            return [None] * len(self._table)
-        return [
-            value
-            for batch in self._table.select([name]).to_batches(max_chunksize=_BATCH_ROWS)
-            for value in batch.column(0).to_pylist()
-        ]
+            yield from repeat(None, len(self._table))
+            return
+        for batch in self._table.select([name]).to_batches(max_chunksize=_BATCH_ROWS):
+            yield from batch.column(0).to_pylist()
 
 
 def place_of_row(store: FeatureStore, key: str) -> str:

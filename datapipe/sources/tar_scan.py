@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import tarfile
 import zlib
@@ -14,7 +16,7 @@ from datapipe.errors import SourceError
 from datapipe.sources.paths import is_unsafe_path, printable
 from datapipe.sources.record import Fault, Note
 
-__all__ = ["TAR_ERRORS", "Member", "TarScan", "open_tar", "scan_tar"]
+__all__ = ["TAR_ERRORS", "Member", "TarScan", "is_compressed", "open_tar", "scan_tar"]
 
 # What tarfile and the decompressors raise on damaged archives; int() on broken PAX numbers gives ValueError.
 TAR_ERRORS: Final = (
@@ -61,6 +63,11 @@ def open_tar(path: Path) -> tarfile.TarFile:
         return tarfile.open(path, mode="r:*")
     except TAR_ERRORS as error:
         raise SourceError(f"{path}: not a readable tar ({error})") from error
+
+
+def is_compressed(tar: tarfile.TarFile) -> bool:
+    """Whether offsets of members are those of the decompressed stream, not of the file."""
+    return isinstance(tar.fileobj, gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile)
 
 
 def scan_tar(path: Path) -> TarScan:

@@ -15,7 +15,7 @@ from datapipe.sources.fields import FieldMap
 from datapipe.sources.paths import IMAGE_SUFFIXES, printable
 from datapipe.sources.record import MISSING, Fault, Item, Note, Record
 from datapipe.sources.sidecar import caption_text, json_values, merge_caption, one_caption
-from datapipe.sources.tar_scan import Member, TarScan, open_tar, scan_tar
+from datapipe.sources.tar_scan import Member, TarScan, is_compressed, open_tar, scan_tar
 
 __all__ = ["TAR_SUFFIXES", "SplitDot", "WebDatasetSource"]
 
@@ -175,12 +175,25 @@ class WebDatasetSource:
             texts, values = self._metadata(group, tar)
             picked = self._fields.pick(values)
             caption = merge_caption(one_caption(texts), picked.caption)
-            load = _loader(_read(tar, images[0][1])) if images else None
+            load = self._loader(images[0][1], tar) if images else None
         except DecodeError as error:
             return Fault(key=self._prefix + key, place=place, reason=error.reason, detail=error.detail)
         found = key if picked.key is MISSING else picked.key
         named = f"{self._prefix}{found}" if isinstance(found, str | int) else found
         return Record(key=named, place=place, load=load, caption=caption, columns=picked.columns)
+
+    def _loader(self, member: Member, tar: tarfile.TarFile) -> Callable[[], bytes]:
+        """Read later, in any thread, where the tar is not compressed; else now."""
+        if is_compressed(tar):
+            data = _read(tar, member)
+            return lambda: data
+
+        def load() -> bytes:
+            with self.path.open("rb") as file:
+                file.seek(member.offset_data)
+                return _whole(file.read(member.size), member)
+
+        return load
 
     def _metadata(self, group: _Group, tar: tarfile.TarFile) -> tuple[dict[str, str], dict[str, object]]:
         texts: dict[str, str] = {}
@@ -197,18 +210,16 @@ class WebDatasetSource:
 
 
 def _read(tar: tarfile.TarFile, member: Member) -> bytes:
-    file = tar.fileobj
-    if file is None:
+    if tar.fileobj is None:
         raise SourceError(f"{tar.name}: the archive was closed while it was read")
-    file.seek(member.offset_data)
-    data = file.read(member.size)
+    tar.fileobj.seek(member.offset_data)
+    return _whole(tar.fileobj.read(member.size), member)
+
+
+def _whole(data: bytes, member: Member) -> bytes:
     if len(data) < member.size:
         raise DecodeError("truncated", f"{member.name!r}: {len(data)} of {member.size} bytes could be read")
-    return bytes(data)
-
-
-def _loader(data: bytes) -> Callable[[], bytes]:
-    return lambda: data
+    return data
 
 
 def _place(path: Path, member: Member) -> str:
