@@ -21,7 +21,7 @@ class ColumnCache:
         self._lock = threading.Lock()
 
     def get(self, path: str, name: str, load: Callable[[], pa.Array]) -> pa.Array:
-        """The column `name` of the file `path`, loaded when it is not held."""
+        """The array `name` of the file `path`, loaded when it is not held."""
         with self._lock:
             array = self._arrays.get((path, name))
             if array is not None:

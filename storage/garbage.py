@@ -29,14 +29,14 @@ class GcReport:
 def collect_garbage(root: Path, *, grace_s: float) -> GcReport:
     """Remove files that no snapshot lists.
 
-    A file stays while it is younger than the grace period, or while the writer that makes it is alive on this
-    machine. The grace period is what protects writers on other machines: it must be longer than their commits.
+    A file stays while it is younger than the grace period, or while its writer is alive on this machine. The grace
+    period is what protects writers on other machines: it must be longer than their commits.
 
     Raises:
         ManifestError: If a snapshot cannot be read, because then nobody knows what it lists.
     """
-    # In this order: what a writer publishes after its files were seen is found in the snapshots, and until then
-    # its lock is found held.
+    # In this order: what a writer publishes after its files were seen is found in the snapshots, and until
+    # then its lock is found held.
     candidates = _old_files(root, time.time() - grace_s)
     live = {path.name for path in (root / "staging").iterdir() if path.is_dir() and not is_abandoned(path)}
     listed = _listed_paths(root)

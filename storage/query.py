@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 
 import duckdb
@@ -21,6 +22,10 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+_tables: weakref.WeakSet[SampleTable] = weakref.WeakSet()
+_inherited: list[duckdb.DuckDBPyConnection] = []
+
+
 class SampleTable:
     """The table `samples` of one snapshot: row, key, hash, bytes and the user's columns.
 
@@ -31,7 +36,7 @@ class SampleTable:
         self._snapshot = snapshot
         self._paths = list(paths)
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._pid = 0
+        _tables.add(self)
         self._lock = threading.Lock()
 
     def run(self, sql: str) -> pa.Table:
@@ -53,10 +58,19 @@ class SampleTable:
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         with self._lock:
-            if self._connection is None or self._pid != os.getpid():
+            if self._connection is None:
                 self._connection = self._connect()
-                self._pid = os.getpid()
             return self._connection.cursor()
+
+    def forget_connection(self) -> None:
+        """Begin anew in a forked child.
+
+        The parent's connection is never freed here: that would wait for threads that no fork copies.
+        """
+        if self._connection is not None:
+            _inherited.append(self._connection)
+        self._connection = None
+        self._lock = threading.Lock()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect(":memory:", config={"arrow_large_buffer_size": True})
@@ -87,3 +101,11 @@ class SampleTable:
 
 def _list(paths: Sequence[str]) -> str:
     return "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
+
+
+def _after_fork_in_child() -> None:
+    for table in _tables:
+        table.forget_connection()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -233,7 +233,7 @@ class PartReader:
     def column(self, name: str, kind: pa.DataType, policy: str) -> pa.Array:
         """One metadata column of the part as (rows,); nulls when the part does not have it."""
         path = self.check_index(policy)
-        return _columns.get(str(path), name, lambda: self._read_column(path, name, kind))
+        return _columns.get(str(path), f"{name} {kind}", lambda: self._read_column(path, name, kind))
 
     def _read_column(self, path: Path, name: str, kind: pa.DataType) -> pa.Array:
         with pq.ParquetFile(path) as file:

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import FeatureStore
+
+
+def sample_blob(i: int) -> bytes:
+    return bytes([i % 251]) * (i * 37 % 6000) + str(i).encode()
+
+
+def sample_codes(i: int) -> np.ndarray:
+    return (np.arange(8) + 100 * i).astype(np.int16)
+
+
+def fill(store: FeatureStore, start: int, stop: int) -> FeatureStore:
+    """One commit of rows k<start> .. k<stop-1>, each with a blob, a tensor and columns."""
+    with store.writer(message=f"{start}:{stop}", tensors={"codes": ("int16", (8,))}) as writer:
+        for i in range(start, stop):
+            writer.add(
+                f"k{i:05d}",
+                sample_blob(i),
+                {"codes": sample_codes(i)},
+                caption=f"sample {i}",
+                width=i,
+                split="train" if i % 2 else "eval",
+                score=i / 4,
+            )
+    return store.refresh()
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> FeatureStore:
+    return FeatureStore.create(tmp_path / "store")
+
+
+@pytest.fixture
+def filled(empty: FeatureStore) -> FeatureStore:
+    """Two parts of 60 and 40 rows."""
+    return fill(fill(empty, 0, 60), 60, 100)
+
+
+@pytest.fixture
+def filler() -> Callable[[FeatureStore, int, int], FeatureStore]:
+    return fill
+
+
+@pytest.fixture
+def blob_of() -> Callable[[int], bytes]:
+    return sample_blob
+
+
+@pytest.fixture
+def codes_of() -> Callable[[int], np.ndarray]:
+    return sample_codes
