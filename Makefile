@@ -52,8 +52,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@if test -e $@; then echo "Updating $(VENV)"; rm $@; else \
 		echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv --clear $(VENV); fi
 	@echo "Installing torch"
-	@$(BIN)/python -m pip install -q -c constraints.txt $(UNIRL_TORCH_ARGS) torch
+	@$(BIN)/python -m pip install -qq -c constraints.txt $(UNIRL_TORCH_ARGS) torch
 	@echo "Installing UniRL and what it needs (a minute or two)"
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "Installed into $(VENV)"
