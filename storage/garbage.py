@@ -29,8 +29,8 @@ class GcReport:
 def collect_garbage(root: Path, *, grace_s: float) -> GcReport:
     """Remove files that no snapshot lists.
 
-    A file stays while it is younger than the grace period, or while its writer is alive on this machine. The grace
-    period is what protects writers on other machines: it must be longer than their commits.
+    A file stays while it is younger than the grace period, or while its writer is alive on this machine. The
+    grace period is what protects writers on other machines: it must be longer than their commits.
 
     Raises:
         ManifestError: If a snapshot cannot be read, because then nobody knows what it lists.

@@ -222,7 +222,7 @@ class PartReader:
         ref = self.part.index
         path = self.root / ref.path
         with self._lock:
-            if not self._index_checked:
+            if not self._index_checked or policy == "always":
                 if policy == "never":
                     os.close(open_shard(self.root, ref.path, ref.bytes))
                 else:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def empty(tmp_path: Path) -> FeatureStore:
 def filled(empty: FeatureStore) -> FeatureStore:
     """Two parts of 60 and 40 rows."""
     return fill(fill(empty, 0, 60), 60, 100)
+
+
+@pytest.fixture
+def cold(filled: FeatureStore, tmp_path: Path) -> Path:
+    """A copy of the filled store of which this process has read nothing yet."""
+    return Path(shutil.copytree(filled.path, tmp_path / "cold"))
 
 
 @pytest.fixture
