@@ -21,7 +21,7 @@ METADATA_ERRORS: Final = (
     KeyError,
     OSError,
     OverflowError,
-    RecursionError,
+    RuntimeError,
     SyntaxError,
     TypeError,
     ValueError,

@@ -12,6 +12,7 @@ from PIL import Image, ImageFile
 
 from datapipe.decode.colour import has_alpha, to_rgb
 from datapipe.decode.exif import METADATA_ERRORS, apply_orientation, read_orientation
+from datapipe.decode.png_chunks import check_png_chunks
 from datapipe.decode.sniff import sniff_image_format
 from datapipe.errors import DataError, DecodeError
 
@@ -92,6 +93,8 @@ def _decode(
             "whole pictures with grey areas; set it to False"
         )
     format_name = sniff_image_format(data)
+    if format_name == "PNG":
+        check_png_chunks(data)
     with _open(data, format_name) as image:
         _check_pixels(image, max_pixels)
         mode, alpha = image.mode, has_alpha(image)

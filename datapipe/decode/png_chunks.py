@@ -1,0 +1,35 @@
+"""Checksums of PNG chunks. Pillow does not compare those of the pixel data."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from datapipe.errors import DecodeError
+
+__all__ = ["check_png_chunks"]
+
+_SIGNATURE_BYTES: Final = 8
+
+
+def check_png_chunks(data: bytes | memoryview) -> None:
+    """Compare the CRC of each chunk that pixels depend on (PNG specification, 5.3).
+
+    A chunk that the file does not hold whole is left to the decoder, which tells how much is missing.
+
+    Raises:
+        DecodeError: Reason `corrupt`, naming chunk and offset.
+    """
+    view, offset = memoryview(data), _SIGNATURE_BYTES
+    while offset + 12 <= len(view):
+        length = int.from_bytes(view[offset : offset + 4], "big")
+        kind = bytes(view[offset + 4 : offset + 8])
+        end = offset + 8 + length
+        if kind == b"IEND" or end + 4 > len(view):
+            return
+        is_critical = not kind[0] & 0x20  # upper case
+        if is_critical and zlib.crc32(view[offset + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+            raise DecodeError(
+                "corrupt", f"PNG chunk {kind.decode('latin-1')} at byte {offset} has a wrong checksum"
+            )
+        offset = end + 4
