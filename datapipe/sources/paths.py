@@ -30,7 +30,7 @@ def is_unsafe_path(path: str) -> bool:
     """Whether a relative path is absolute, holds a drive letter, or climbs out with `..`."""
     depth = 0
     parts = PurePosixPath(path.replace("\\", "/")).parts
-    if parts and (parts[0] == "/" or parts[0][1:2] == ":"):
+    if parts and (parts[0].startswith("/") or parts[0][1:2] == ":"):
         return True
     for part in parts:
         depth += -1 if part == ".." else 1

@@ -1,0 +1,127 @@
+"""Rows of CSV, JSON lines and Parquet: the good ones come, the bad ones are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datapipe.errors import SourceError
+from datapipe.sources import Fault, FieldMap
+from datapipe.sources.row import Row
+from datapipe.sources.rows import check_table, count_rows, read_rows
+
+
+def read(path: Path) -> list[dict[str, object] | str]:
+    return [row.values if isinstance(row, Row) else f"{row.place} {row.reason}" for row in read_rows(path)]
+
+
+def test_csv(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(
+        b'\xef\xbb\xbfid,caption\r\n007,"two\nlines, ""quoted"""\r\n\r\n8\r\n9,a,b\r\n10,caf\xe9\r\n11,ok\r\n'
+    )
+    assert read(path) == [
+        {"id": "007", "caption": 'two\nlines, "quoted"'},
+        "t.csv:5 ragged_row",
+        "t.csv:6 ragged_row",
+        "t.csv:7 not_utf8",
+        {"id": "11", "caption": "ok"},
+    ]
+    assert count_rows(path) >= 5
+
+
+def test_tsv(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("id\tcaption\n1\ta, b\n")
+    assert read(tmp_path / "t.tsv") == [{"id": "1", "caption": "a, b"}]
+
+
+def test_csv_field_without_end(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('id,caption\n1,ok\n2,"' + "x" * 200_000)
+    assert read(tmp_path / "t.csv") == [{"id": "1", "caption": "ok"}, "t.csv:3 bad_csv"]
+
+
+@pytest.mark.parametrize(
+    ("head", "message"), [("", "the file is empty"), ("a,b,a\n", "columns 1 and 3 are both named 'a'")]
+)
+def test_csv_heads(tmp_path: Path, head: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(head)
+    with pytest.raises(SourceError, match=message):
+        check_table(tmp_path / "t.csv", FieldMap())
+
+
+def test_csv_head_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id,caf\xe9\n")
+    with pytest.raises(SourceError, match="name of column 2 is not UTF-8"):
+        check_table(tmp_path / "t.csv", FieldMap())
+
+
+def test_jsonl(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    lines = [
+        b'\xef\xbb\xbf{"id": 18446744073709551615}',
+        b"",
+        b"[1]",
+        b"{",
+        b'{"a": 1, "a": 2}',
+        b'{"a": "\xff"}',
+    ]
+    lines += [b"[" * 100_000, b'{"a": NaN, "b": "\\ud83d\\ude00"}']
+    path.write_bytes(b"\n".join(lines))
+    found = read(path)
+    assert found[:5] == [
+        {"id": 18446744073709551615},
+        "t.jsonl:3 bad_json",
+        "t.jsonl:4 bad_json",
+        "t.jsonl:5 repeated_key",
+        "t.jsonl:6 not_utf8",
+    ]
+    assert found[5] == "t.jsonl:7 bad_json" and found[6]["b"] == "😀"  # type: ignore[index]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    text = pa.array([b"ok", b"caf\xe9", None, b"end"], pa.binary())
+    broken = pa.Array.from_buffers(pa.string(), 4, text.buffers(), null_count=1)
+    pq.write_table(pa.table({"n": [1, 2, 3, 4], "caption": broken}), path)
+    assert read(path) == [
+        {"n": 1, "caption": "ok"},
+        "t.parquet#2 not_utf8",
+        {"n": 3, "caption": None},
+        {"n": 4, "caption": "end"},
+    ]
+    assert count_rows(path) == 4
+
+
+def test_parquet_without_its_end(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1, 2]}), tmp_path / "t.parquet")
+    data = (tmp_path / "t.parquet").read_bytes()
+    (tmp_path / "t.parquet").write_bytes(data[:-3])
+    with pytest.raises(SourceError, match="not a complete Parquet file"):
+        check_table(tmp_path / "t.parquet", FieldMap())
+
+
+def test_parquet_damaged_in_the_middle(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        pa.table({"n": [f"row {index}" for index in range(5000)]}),
+        path,
+        row_group_size=1000,
+        use_dictionary=False,
+    )
+    data = bytearray(path.read_bytes())
+    third = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    data[third : third + 60] = b"\xff" * 60
+    path.write_bytes(bytes(data))
+    found = list(read_rows(path))
+    assert 1000 <= sum(isinstance(row, Row) for row in found) <= 2000
+    assert (
+        isinstance(found[-1], Fault) and found[-1].reason == "bad_parquet" and "of 5000" in found[-1].detail
+    )
+
+
+def test_unknown_table(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no table format"):
+        check_table(tmp_path / "t.xlsx", FieldMap())
