@@ -37,7 +37,7 @@ def collect_garbage(root: Path, *, grace_s: float) -> GcReport:
     """
     # In this order: what a writer publishes after its files were seen is found in the snapshots, and until
     # then its lock is found held.
-    candidates = _old_files(root, time.time() - grace_s)
+    candidates, folders = _old_entries(root, time.time() - grace_s)
     live = {path.name for path in (root / "staging").iterdir() if path.is_dir() and not is_abandoned(path)}
     listed = _listed_paths(root)
     removed, num_bytes = [], 0
@@ -47,24 +47,27 @@ def collect_garbage(root: Path, *, grace_s: float) -> GcReport:
             path.unlink(missing_ok=True)
             removed.append(relative)
             num_bytes += size
-    folders = {path.parent for path, _ in candidates if path.name in ("writer.lock", "data.mdb")}
     _remove_empty_folders(folders, live)
     logger.info("gc of %s removed %d files, %d bytes", root, len(removed), num_bytes)
     return GcReport(removed=sorted(removed), bytes=num_bytes)
 
 
-def _old_files(root: Path, before: float) -> list[tuple[Path, int]]:
-    """Files that last changed before a moment, with their sizes; a file may vanish while we look."""
-    found = []
-    for folder in ("index", "blobs", "tensors", "quarantine", "staging"):
-        for path in (root / folder).rglob("*"):
+def _old_entries(root: Path, before: float) -> tuple[list[tuple[Path, int]], list[Path]]:
+    """Files with their sizes, and folders of one commit, that last changed before a moment."""
+    files, folders = [], []
+    for top in ("index", "blobs", "tensors", "quarantine", "staging"):
+        for path in (root / top).rglob("*"):
             try:
                 status = path.lstat()
             except FileNotFoundError:
                 continue
-            if not stat.S_ISDIR(status.st_mode) and status.st_ctime < before:
-                found.append((path, status.st_size))
-    return found
+            if status.st_ctime >= before:
+                continue
+            if not stat.S_ISDIR(status.st_mode):
+                files.append((path, status.st_size))
+            elif path.parent.name in ("blobs", "staging"):
+                folders.append(path)
+    return files, folders
 
 
 def _listed_paths(root: Path) -> set[str]:
@@ -77,8 +80,7 @@ def _listed_paths(root: Path) -> set[str]:
     return listed
 
 
-def _remove_empty_folders(folders: set[Path], live: set[str]) -> None:
-    """Remove the folders of files that were removed, unless something is left in them."""
+def _remove_empty_folders(folders: list[Path], live: set[str]) -> None:
     for folder in folders:
         if folder.is_dir() and folder.name not in live and not any(p.is_file() for p in folder.rglob("*")):
             shutil.rmtree(folder)

@@ -11,6 +11,7 @@ import numpy as np
 from storage.blobs import Blob, BlobWriter
 from storage.columns import ColumnTypes, Scalar, check_same_types
 from storage.errors import (
+    ColumnError,
     ColumnTypeError,
     CommitConflictError,
     DuplicateKeyError,
@@ -28,7 +29,7 @@ from storage.tensors import TensorSpool, tensor_spec
 
 __all__ = ["Writer"]
 
-_REFUSALS = (DuplicateKeyError, ColumnTypeError, TensorColumnError, CommitConflictError)
+_REFUSALS = (DuplicateKeyError, ColumnError, ColumnTypeError, TensorColumnError, CommitConflictError)
 
 
 class Writer:

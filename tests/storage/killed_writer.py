@@ -1,0 +1,58 @@
+"""Programs that the kill tests run in processes of their own, to be killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from storage import FeatureStore
+
+_STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+
+def append(path: Path, start: int, count: int) -> None:
+    with FeatureStore.open(path).writer(message=f"append {start}") as writer:
+        for i in range(start, start + count):
+            writer.add(f"k{i}", b"blob %d" % i * 50, {"x": np.full(4, i, np.int32)}, number=i)
+        writer.quarantine(key=f"q{start}", place="nowhere", reason="test")
+
+
+def add_column(path: Path, name: str) -> None:
+    def compute(view):
+        return view.rows.astype(np.int64)
+
+    FeatureStore.open(path).add_column(name, compute, dtype="int64", shape=())
+
+
+def killed_at_step(action: str, path: Path, step: int) -> None:
+    """Run an action and die at its step-th touch of the file system; exit code 0 when it has fewer steps."""
+    left = step
+
+    def hook(event: str, args: tuple) -> None:
+        nonlocal left
+        if event in _STEPS and str(path) in str(args[0]):
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    if action == "append":
+        append(path, 1000, 20)
+    else:
+        add_column(path, "late")
+
+
+def append_for_ever(path: Path, name: int) -> None:
+    for commit in range(1_000_000):
+        append(path, 1_000_000 * name + 10 * commit, 10)
+        if commit % 3 == 2:
+            add_column(path, f"c-{name}-{commit}")
+
+
+def append_some(path: Path, name: int, commits: int) -> None:
+    for commit in range(commits):
+        append(path, 1_000_000 * name + 10 * commit, 10)
