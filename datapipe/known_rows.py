@@ -46,6 +46,8 @@ class KnownRows:
 
     def find(self, key: str) -> KnownRow | None:
         """The row of a key in the snapshot, or None."""
+        if len(self._ids) == 0:
+            return None
         identity = np.uint64(key_id(key))
         at = int(np.searchsorted(self._ids, identity))
         while at < len(self._ids) and self._ids[at] == identity:

@@ -37,14 +37,8 @@ class FolderSource:
         self._prefix = f"{key_prefix}/" if key_prefix else ""
         if not self.root.is_dir():
             raise SourceError(f"{self.root}: not a folder")
-
-    @property
-    def name(self) -> str:
-        return printable(self.root.resolve().as_posix())
-
-    @property
-    def base(self) -> Path:
-        return self.root.resolve()
+        self.base = printable(self.root.resolve().as_posix())
+        self.name = self.base
 
     def count(self) -> int:
         return len(self._listing.images)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Final, Protocol
 
 from datapipe.sources.column_kinds import ColumnKinds
@@ -64,7 +63,7 @@ class Source(Protocol):
         """Stands in the index column `source`; the same for the same files, wherever it is called from."""
 
     @property
-    def base(self) -> Path:
+    def base(self) -> str:
         """Folder that the places of items are relative to."""
 
     def count(self) -> int | None:

@@ -35,15 +35,9 @@ class TableSource:
         self._key_prefix = key_prefix
         if not self.path.is_file():
             raise SourceError(f"{self.path}: no such file")
+        self.name = printable(self.path.resolve().as_posix())
+        self.base = self.name.rpartition("/")[0]
         check_table(self.path, self._fields)
-
-    @property
-    def name(self) -> str:
-        return printable(self.path.resolve().as_posix())
-
-    @property
-    def base(self) -> Path:
-        return self.path.parent.resolve()
 
     def count(self) -> int:
         return count_rows(self.path)

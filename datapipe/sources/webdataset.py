@@ -59,14 +59,8 @@ class WebDatasetSource:
         self._prefix = f"{prefix}/" if prefix else ""
         if not self.path.is_file():
             raise SourceError(f"{self.path}: no such file")
-
-    @property
-    def name(self) -> str:
-        return printable(self.path.resolve().as_posix())
-
-    @property
-    def base(self) -> Path:
-        return self.path.parent.resolve()
+        self.name = printable(self.path.resolve().as_posix())
+        self.base = self.name.rpartition("/")[0]
 
     def count(self) -> int:
         return len(self._groups)
