@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+import xxhash
+
+from storage.keys import lmdb_key
+
+DOC = Path(__file__).parents[2] / "docs" / "format.md"
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """The program at the end of docs/format.md, as a file."""
+    (program,) = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(program.splitlines()) <= 40
+    assert set(re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)) == {
+        "hashlib", "json", "sys", "pathlib", "lmdb", "pyarrow",
+    }  # fmt: skip
+    path = tmp_path / "read_sample.py"
+    path.write_text(program, encoding="utf-8")
+
+    def run(store: Path, key: str) -> list[str]:
+        command = [sys.executable, "-I", str(path), str(store), key]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_the_documented_reader_reads_a_sample(filled, reader, blob_of, codes_of):
+    lines = reader(filled.path, "k00061")
+    assert lines[0] == "row 61"
+    assert "caption 'sample 61'" in lines and "score 15.25" in lines
+    assert f"hash '{xxhash.xxh3_128_hexdigest(blob_of(61))}'" in lines
+    assert f"blob {blob_of(61).hex()}" in lines
+    assert f"tensor codes {codes_of(61).tolist()}" in lines
+
+
+def test_the_documented_reader_reads_long_keys(empty, reader):
+    empty.append([{"key": "é" * 400, "blob": b"long"}, {"key": "bare"}])
+    assert f"blob {b'long'.hex()}" in reader(empty.path, "é" * 400)
+    assert reader(empty.path, "bare") == ["row 1", "key 'bare'", "hash None", "bytes None"]
+
+
+def test_every_file_is_of_a_documented_kind(filled):
+    filled.add_column("late", lambda view: view.rows.astype(np.int32), dtype="int32", shape=())
+    with filled.writer() as writer:
+        writer.quarantine(key="k", place="p", reason="r")
+    part = r"[0-9a-z]{21}"
+    kinds = [
+        r"snapshots/\d{8}\.json",
+        rf"index/part-{part}\.parquet",
+        rf"index/part-{part}\.keys\.arrow",
+        rf"blobs/{part}/data\.mdb",
+        rf"tensors/codes/{part}\.arrow",
+        rf"tensors/late/{part}-{part}\.arrow",
+        rf"quarantine/part-{part}\.parquet",
+    ]
+    for path in filled.path.rglob("*"):
+        if path.is_file():
+            name = path.relative_to(filled.path).as_posix()
+            assert any(re.fullmatch(kind, name) for kind in kinds), name
+
+
+def test_blobs_lie_where_lmdb_finds_them(filled, blob_of):
+    for part, numbers in zip(filled.snapshot.parts, (range(60), range(60, 100))):
+        path = filled.path / part.blobs.path
+        content = path.read_bytes()
+        table = filled.part(filled.snapshot.parts.index(part)).keys("never")
+        with lmdb.open(str(path.parent), readonly=True, lock=False) as env, env.begin() as transaction:
+            for row, i in enumerate(numbers):
+                start = table.blob_offset[row]
+                assert transaction.get(lmdb_key(f"k{i:05d}".encode())) == blob_of(i)
+                assert content[start : start + table.blob_bytes[row]] == blob_of(i)
+            assert transaction.stat()["entries"] == len(numbers)
