@@ -48,11 +48,11 @@ def ingest(
     Args:
         source: Folders, tars, tables, or patterns of them.
         store: Folder of the store; made if it is not there.
-        format: `folder`, `webdataset` or `table`; None tells them apart.
+        format: `folder`, `webdataset`, `table` or `hf`; None tells them apart.
         column_map: Ours to theirs, as in {"caption": "text", "key": "id"}.
         optional: Of `image` and `caption`: may be absent without making a sample bad.
-        key_prefix: Put before each key; None puts a tar's or table's name before keys that are not unique
-            outside of it.
+        key_prefix: Put before each key; None puts the name of a tar, and the split of a saved
+            dataset, before the keys in it.
         split_dot: Whether a key in a tar ends at the `first` or the `last` dot of the file name.
         max_bad_fraction: Share of bad samples, 0..1, that is still a success.
         max_pixels: Pictures whose header claims more are quarantined.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, get_args
 
@@ -13,6 +13,7 @@ import braceexpand
 from datapipe.errors import SourceError
 from datapipe.sources.fields import FieldMap
 from datapipe.sources.folder import FolderSource
+from datapipe.sources.hf_disk import hf_tables, is_hf_folder
 from datapipe.sources.listing import METADATA_NAMES
 from datapipe.sources.paths import IMAGE_SUFFIXES
 from datapipe.sources.record import Source
@@ -22,7 +23,7 @@ from datapipe.sources.webdataset import TAR_SUFFIXES, SplitDot, WebDatasetSource
 
 __all__ = ["FORMATS", "open_sources"]
 
-FORMATS: Final = ("folder", "webdataset", "table")
+FORMATS: Final = ("folder", "webdataset", "table", "hf")
 
 
 def open_sources(
@@ -37,7 +38,7 @@ def open_sources(
 
     Args:
         specs: Paths, or patterns with braces (`s-{000..012}.tar`, expanded as WebDataset does) and stars.
-        format: `folder`, `webdataset` or `table`; None tells by suffix, and by content for folders.
+        format: `folder`, `webdataset`, `table` or `hf`; None tells by suffix, and by content for folders.
         fields: Names of key, image and caption in the source.
         key_prefix: Put before every key. None keeps each kind's default, "" switches prefixes off.
         split_dot: Where a WebDataset key ends.
@@ -62,6 +63,8 @@ def open_sources(
                 WebDatasetSource(file, fields=fields, key_prefix=key_prefix, split_dot=split_dot)
                 for file in _files_of(path, TAR_SUFFIXES)
             )
+        elif kind == "hf":
+            sources.extend(_open_hf(path, fields, key_prefix))
         else:
             suffixes = tuple(TABLE_SUFFIXES)
             sources.extend(
@@ -70,6 +73,13 @@ def open_sources(
     if not sources:
         raise SourceError("no source given; name a folder, a tar or a table")
     return sources
+
+
+def _open_hf(folder: Path, fields: FieldMap, key_prefix: str | None) -> Iterator[Source]:
+    for table in hf_tables(folder):
+        prefix = table.split if key_prefix is None else key_prefix
+        constants = {} if table.split is None else {"split": table.split}
+        yield TableSource(table.path, fields=fields, key_prefix=prefix, constants=constants)
 
 
 def _expand(spec: str) -> list[Path]:
@@ -101,7 +111,7 @@ def _nearest(path: Path) -> str:
 def _tell_kind(path: Path) -> str:
     name = path.name.lower()
     if path.is_dir():
-        return _tell_folder_kind(path)
+        return "hf" if is_hf_folder(path) else _tell_folder_kind(path)
     if name.endswith(TAR_SUFFIXES):
         return "webdataset"
     if path.suffix.lower() in TABLE_SUFFIXES:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datapipe.errors import SourceError
+from datapipe.sources.arrow_rows import rows_of_batch
 from datapipe.sources.record import Fault
 from datapipe.sources.row import Row, check_unique_names
 
@@ -48,15 +49,13 @@ def read_parquet_rows(path: Path) -> Iterator[Row | Fault]:
     Raises:
         SourceError: See parquet_columns.
     """
-    columns = parquet_columns(path)
+    parquet_columns(path)
     number = 0
     with _open(path) as file:
         try:
             for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-                cells = [_cells(batch.column(index)) for index in range(len(columns))]
-                for values in zip(*cells):
-                    number += 1
-                    yield _row(path, number, columns, values)
+                yield from rows_of_batch(batch, path, number)
+                number += len(batch)
         except (pa.ArrowException, OSError) as error:
             detail = f"reading stopped after row {number} of {file.metadata.num_rows}: {error}"
             yield Fault(key="", place=f"{path.name}#{number + 1}", reason="bad_parquet", detail=detail)
@@ -67,29 +66,3 @@ def _open(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{path}: not a complete Parquet file ({error}); write it again") from error
-
-
-def _cells(column: pa.Array) -> list[object]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        return [_cell(scalar) for scalar in column]
-
-
-def _cell(scalar: pa.Scalar) -> object:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError as error:
-        return error
-
-
-def _row(path: Path, number: int, columns: list[str], values: tuple[object, ...]) -> Row | Fault:
-    place = f"{path.name}#{number}"
-    for name, value in zip(columns, values):
-        if isinstance(value, UnicodeDecodeError):
-            byte = value.object[value.start]
-            detail = f"column {name!r} holds byte 0x{byte:02x} at position {value.start}, which is not UTF-8"
-            return Fault(
-                key="", place=place, reason="not_utf8", detail=detail, data=bytes(value.object[:65536])
-            )
-    return Row(place=place, number=number, values=dict(zip(columns, values)))

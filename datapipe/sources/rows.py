@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from datapipe.errors import SourceError
+from datapipe.sources.arrow_rows import arrow_schema, read_arrow_rows
 from datapipe.sources.column_kinds import ColumnKinds, kind_of_arrow
 from datapipe.sources.csv_rows import csv_columns, read_csv_rows
 from datapipe.sources.fields import FieldMap
@@ -23,6 +24,8 @@ _READERS: Final = {
     ".jsonl": read_jsonl_rows,
     ".ndjson": read_jsonl_rows,
     ".parquet": read_parquet_rows,
+    ".arrow": read_arrow_rows,
+    ".feather": read_arrow_rows,
 }
 
 TABLE_SUFFIXES: Final = frozenset(_READERS)
@@ -40,6 +43,8 @@ def check_table(path: Path, fields: FieldMap) -> None:
         raise SourceError(f"{path}: no table format; wanted one of {', '.join(sorted(_READERS))}")
     if suffix == ".parquet":
         fields.check_columns(parquet_columns(path), str(path))
+    elif suffix in (".arrow", ".feather"):
+        fields.check_columns(arrow_schema(path).names, str(path))
     elif suffix in (".csv", ".tsv"):
         fields.check_columns(csv_columns(path), str(path))
 
@@ -49,6 +54,8 @@ def observe_table(path: Path, fields: FieldMap, kinds: ColumnKinds) -> None:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         kinds.declare(fields.pick(kind_of_arrow(parquet_schema(path))).columns, str(path))
+    elif suffix in (".arrow", ".feather"):
+        kinds.declare(fields.pick(kind_of_arrow(arrow_schema(path))).columns, str(path))
     elif suffix in (".csv", ".tsv"):
         kinds.declare(fields.pick(dict.fromkeys(csv_columns(path), "string")).columns, str(path))
     else:
@@ -62,8 +69,10 @@ def read_rows(path: Path) -> Iterator[Row | Fault]:
     return _READERS[path.suffix.lower()](path)
 
 
-def count_rows(path: Path) -> int:
-    """Number of rows: exact for Parquet, lines (at most a few too many) for text formats."""
+def count_rows(path: Path) -> int | None:
+    """Number of rows: exact for Parquet, lines (at most a few too many) for text, None for Arrow streams."""
+    if path.suffix.lower() in (".arrow", ".feather"):
+        return None
     if path.suffix.lower() == ".parquet":
         return parquet_num_rows(path)
     with path.open("rb") as file:

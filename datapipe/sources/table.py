@@ -28,22 +28,38 @@ class TableSource:
     """
 
     def __init__(
-        self, path: str | Path, *, fields: FieldMap | None = None, key_prefix: str | None = None
+        self,
+        path: str | Path,
+        *,
+        fields: FieldMap | None = None,
+        key_prefix: str | None = None,
+        constants: Mapping[str, str] | None = None,
     ) -> None:
+        """Args:
+        path: The table.
+        fields: Names of key, image and caption.
+        key_prefix: Put before every key.
+        constants: Columns that every row gets, unless the table has them.
+
+        Raises:
+            SourceError: If the head of the table tells that it cannot be used.
+        """
         self.path = Path(path)
         self._fields = fields or FieldMap()
-        self._key_prefix = key_prefix
+        self._prefix = f"{key_prefix}/" if key_prefix else ""
+        self._constants = dict(constants or {})
         if not self.path.is_file():
             raise SourceError(f"{self.path}: no such file")
         self.name = printable(self.path.resolve().as_posix())
         self.base = self.name.rpartition("/")[0]
         check_table(self.path, self._fields)
 
-    def count(self) -> int:
+    def count(self) -> int | None:
         return count_rows(self.path)
 
     def observe_columns(self, kinds: ColumnKinds) -> None:
         observe_table(self.path, self._fields, kinds)
+        kinds.declare(dict.fromkeys(self._constants, "string"), str(self.path))
 
     def items(self) -> Iterator[Item]:
         for row in read_rows(self.path):
@@ -61,15 +77,14 @@ class TableSource:
             yield Fault(key=str(key), place=row.place, reason=error.reason, detail=error.detail)
             return
         yield from notes
-        yield Record(key=key, place=row.place, load=load, caption=picked.caption, columns=picked.columns)
+        columns = self._constants | picked.columns
+        yield Record(key=key, place=row.place, load=load, caption=picked.caption, columns=columns)
 
     def _key(self, found: object, row: Row) -> object:
-        prefix = f"{self._key_prefix}/" if self._key_prefix else ""
         if found is MISSING:
-            stem = self.path.stem if self._key_prefix is None else ""
-            return prefix + (f"{stem}/{row.number:08d}" if stem else f"{row.number:08d}")
+            return f"{self._prefix}{self.path.stem}/{row.number:08d}"
         is_id = isinstance(found, str | int) and not isinstance(found, bool)
-        return f"{prefix}{found}" if is_id and found != "" else found
+        return f"{self._prefix}{found}" if is_id and found != "" else found
 
 
 def _loader(image: object, folder: Path, place: str) -> tuple[Callable[[], bytes] | None, list[Note]]:

@@ -38,7 +38,7 @@ def ingest(
     ],
     store: Annotated[Path, typer.Argument(help="Folder of the store; made if it is not there.")],
     format: Annotated[
-        str | None, typer.Option(help="folder, webdataset or table; told apart when not given.")
+        str | None, typer.Option(help="folder, webdataset, table or hf; told apart when not given.")
     ] = None,
     map: Annotated[
         list[str] | None, typer.Option(help="OURS=THEIRS, such as caption=text. May be repeated.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -120,6 +121,38 @@ def test_parquet_damaged_in_the_middle(tmp_path: Path) -> None:
     assert (
         isinstance(found[-1], Fault) and found[-1].reason == "bad_parquet" and "of 5000" in found[-1].detail
     )
+
+
+@pytest.mark.parametrize("kind", ["stream", "file", "feather"])
+def test_arrow(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ("t.feather" if kind == "feather" else "t.arrow")
+    table = pa.table({"n": range(150), "caption": [f"row {index}" for index in range(150)]})
+    if kind == "feather":
+        feather.write_feather(table, path)
+    else:
+        with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+    found = read(path)
+    assert len(found) == 150 and found[149] == {"n": 149, "caption": "row 149"}
+    places = [row.place for row in read_rows(path)]
+    assert places[0] == f"{path.name}#1" and places[-1] == f"{path.name}#150"
+    check_table(path, FieldMap(mapping={"caption": "caption"}))
+    with pytest.raises(SourceError, match="column 'text'"):
+        check_table(path, FieldMap(mapping={"caption": "text"}))
+
+
+def test_arrow_that_ends_early(tmp_path: Path) -> None:
+    table = pa.table({"n": range(3000)})
+    for name, make in (("s.arrow", pa.ipc.new_stream), ("f.arrow", pa.ipc.new_file)):
+        with make(str(tmp_path / name), table.schema) as writer:
+            writer.write_table(table, max_chunksize=1000)
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[: len(data) * 2 // 3])
+    found = list(read_rows(tmp_path / "s.arrow"))
+    assert sum(isinstance(row, Row) for row in found) in (1000, 2000)
+    assert isinstance(found[-1], Fault) and found[-1].reason == "bad_arrow"
+    with pytest.raises(SourceError, match="not a complete Arrow file"):
+        check_table(tmp_path / "f.arrow", FieldMap())
 
 
 def test_unknown_table(tmp_path: Path) -> None:

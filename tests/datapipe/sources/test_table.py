@@ -50,7 +50,7 @@ def test_pictures_that_cannot_be_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "keys"),
-    [(None, ["a", "5", "t/00000003"]), ("", ["a", "5", "00000003"]), ("p", ["p/a", "p/5", "p/00000003"])],
+    [(None, ["a", "5", "t/00000003"]), ("", ["a", "5", "t/00000003"]), ("p", ["p/a", "p/5", "p/t/00000003"])],
 )
 def test_keys(tmp_path: Path, prefix: str | None, keys: list[str]) -> None:
     (tmp_path / "t.jsonl").write_text('{"key": "a"}\n{"key": 5}\n{"caption": "x"}\n')

@@ -1,0 +1,100 @@
+"""Arrow files, in the stream or the file format, as `datasets` and Feather write them, in small batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from datapipe.errors import SourceError
+from datapipe.sources.record import Fault
+from datapipe.sources.row import Row, check_unique_names
+
+__all__ = ["arrow_schema", "read_arrow_rows", "rows_of_batch"]
+
+_BATCH_ROWS: Final = 64
+_FILE_MAGIC: Final = b"ARROW1"
+
+
+def arrow_schema(path: Path) -> pa.Schema:
+    """Schema of the file.
+
+    Raises:
+        SourceError: If it is no Arrow file, or has two columns of one name.
+    """
+    with _open(path) as (schema, _):
+        check_unique_names(schema.names, str(path))
+        return schema
+
+
+def read_arrow_rows(path: Path) -> Iterator[Row | Fault]:
+    """Yield every row; a row with text that is not UTF-8 becomes a fault.
+
+    Raises:
+        SourceError: See arrow_schema.
+    """
+    arrow_schema(path)
+    number = 0
+    with _open(path) as (_, batches):
+        try:
+            for batch in batches:
+                for start in range(0, len(batch), _BATCH_ROWS):
+                    piece = batch.slice(start, _BATCH_ROWS)
+                    yield from rows_of_batch(piece, path, number)
+                    number += len(piece)
+        except (pa.ArrowException, OSError) as error:
+            detail = f"reading stopped after row {number}: {error}"
+            yield Fault(key="", place=f"{path.name}#{number + 1}", reason="bad_arrow", detail=detail)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    try:
+        with pa.memory_map(str(path)) as source:
+            is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            source.seek(0)
+            if is_file:
+                reader = pa.ipc.open_file(source)
+                yield reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches))
+            else:
+                stream = pa.ipc.open_stream(source)
+                yield stream.schema, iter(stream)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{path}: not a complete Arrow file ({error}); write it again") from error
+
+
+def rows_of_batch(batch: pa.RecordBatch, path: Path, number: int) -> Iterator[Row | Fault]:
+    """Rows of a batch that begins after row `number` of its file."""
+    names: list[str] = batch.schema.names
+    cells = [_cells(batch.column(index)) for index in range(len(names))]
+    for offset, values in enumerate(zip(*cells), start=1):
+        yield _row(path, number + offset, names, values)
+
+
+def _cells(column: pa.Array) -> list[object]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_cell(scalar) for scalar in column]
+
+
+def _cell(scalar: pa.Scalar) -> object:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _row(path: Path, number: int, columns: list[str], values: tuple[object, ...]) -> Row | Fault:
+    place = f"{path.name}#{number}"
+    for name, value in zip(columns, values):
+        if isinstance(value, UnicodeDecodeError):
+            byte = value.object[value.start]
+            detail = f"column {name!r} holds byte 0x{byte:02x} at position {value.start}, which is not UTF-8"
+            return Fault(
+                key="", place=place, reason="not_utf8", detail=detail, data=bytes(value.object[:65536])
+            )
+    return Row(place=place, number=number, values=dict(zip(columns, values)))
