@@ -143,7 +143,8 @@ def write_numbers(
     """Write handwritten numbers with captions as ordinary files; see `world_files` for the layout.
 
     The same arguments give the same bytes. Half of the evaluation shows held-out numbers, and each half goes
-    round its numbers evenly. Metadata columns: caption, split, held_out, number.
+    round its numbers evenly. Metadata columns: caption and split, and in rl and
+    eval also held_out and number.
 
     Args:
         directory: Made if absent, kept if it holds this very world.

@@ -179,7 +179,8 @@ def write_shapes(
     """Write scenes with captions as ordinary files; see `world_files` for the layout.
 
     The same arguments give the same bytes. Half of the evaluation shows held-out things, and each half goes
-    round its scenes evenly. Metadata columns: caption, split, held_out, num_things.
+    round its scenes evenly. Metadata columns: caption and split, and in rl and eval
+    also held_out and num_things.
 
     Args:
         directory: Made if absent, kept if it holds this very world.

@@ -142,17 +142,15 @@ def _row(picture: Picture, split: str) -> dict[str, Json]:
 
 
 def _write_png_folder(folder: Path, pictures: Iterable[Picture]) -> None:
+    """CSV knows text only, so the columns that are no text in the other two containers are left out."""
     folder.mkdir()
-    writer = None
     with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("file_name", "caption", "split"))
         for position, picture in enumerate(pictures):
             name = f"{position:05d}.png"
             Image.fromarray(picture.image).save(folder / name)
-            row = {"file_name": name, **_row(picture, "sft")}
-            if writer is None:
-                writer = csv.DictWriter(file, fieldnames=list(row))
-                writer.writeheader()
-            writer.writerow(row)
+            writer.writerow((name, picture.caption, "sft"))
 
 
 def _write_jpeg_folder(folder: Path, pictures: Iterable[Picture]) -> None:
