@@ -12,6 +12,10 @@ WORKERS ?= 2
 # Arguments for the one pip call that installs torch, for example where its CPU wheels are found.
 UNIRL_TORCH_ARGS ?=
 
+# pip leaves the compiling of modules to their first import (half the time of an installation), so that import
+# must be able to keep the result; some machines switch that off for every program.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
@@ -52,8 +56,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@if test -e $@; then echo "Updating $(VENV)"; rm $@; else \
 		echo "Making $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv --clear $(VENV); fi
 	@echo "Installing torch"
-	@$(BIN)/python -m pip install -qq -c constraints.txt $(UNIRL_TORCH_ARGS) torch
+	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(UNIRL_TORCH_ARGS) torch
 	@echo "Installing UniRL and what it needs (a minute or two)"
-	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "Installed into $(VENV)"
