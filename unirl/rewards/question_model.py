@@ -133,6 +133,12 @@ class QuestionModel:
         frames = vision.temporal_patch_size
         return cells.expand(*cells.shape[:6], frames, side, side).reshape(-1, 3 * frames * side * side)
 
+    def normalize_like(self, pictures: np.ndarray) -> None:
+        """Take mean and deviation of each colour channel from these pictures, uint8 (U, H, W, 3)."""
+        pixels = pictures.reshape(-1, 3).astype(np.float64) / 255
+        self.processor.image_mean = pixels.mean(0).tolist()
+        self.processor.image_std = np.maximum(pixels.std(0), 1 / 255).tolist()
+
     def look(self, pictures: np.ndarray) -> Tensor:
         """See each picture once: uint8 (U, H, W, 3) -> float32 (U, N, D), N picture tokens of width D."""
         num = len(pictures)

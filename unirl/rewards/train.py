@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from unirl.algorithms import learning_rate_factor
 from unirl.errors import ConfigError
+from unirl.rewards.muon import Muon
 from unirl.rewards.pairs import ExampleMaker, LabelledPictures
 from unirl.rewards.question import Question
 from unirl.rewards.question_model import QuestionModel
@@ -83,7 +84,7 @@ def train_yes_no(
         out_dir: Directory for weights, configuration, tokenizer, picture processor and `reward.json`.
         held_out: Questions about unseen pictures for the report.
         batch_size: Questions in a step.
-        learning_rate: Peak of AdamW's rate, after a linear warm-up and before a cosine decay to 0.
+        learning_rate: Peak rate, after a linear warm-up and before a cosine decay to 0.
         seed: Of the weights at the start and of the examples. The global generators are not used.
 
     Raises:
@@ -97,21 +98,21 @@ def train_yes_no(
     model = QuestionModel(
         build_model(config or VlmConfig(), tokenizer, question=question, seed=seed), tokenizer, question
     )
-    optimizer = torch.optim.AdamW(
-        model.model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay
-    )
+    model.normalize_like(examples(4 * batch_size, np.random.default_rng([seed, steps])).pictures)
+    optimizers = _optimizers(model, learning_rate, weight_decay)
     warmup_steps = max(1, round(warmup_fraction * steps))
     losses = []
     model.model.train()
     for step in track(range(steps), "reward model", disable=not progress):
         factor = learning_rate_factor(step, warmup_steps=warmup_steps, total_steps=steps, decay="cosine")
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate * factor
         loss = question_loss(model, examples(batch_size, np.random.default_rng([seed, step])), caption_weight)
-        optimizer.zero_grad()
+        model.model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.model.parameters(), max_grad_norm)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
     model.model.eval()
     report = _report(model, held_out, losses, started)
@@ -119,6 +120,25 @@ def train_yes_no(
     question.save(Path(out_dir), training={"seed": seed, "learning_rate": learning_rate, **asdict(report)})
     logger.info("reward model: accuracy %.3f on %d questions", report.accuracy, report.num_held_out)
     return report
+
+
+def _optimizers(
+    model: QuestionModel, learning_rate: float, weight_decay: float
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and head, which learns much faster here; AdamW for the rest."""
+    network = model.model
+    ends = (network.get_input_embeddings().weight, network.get_output_embeddings().weight)
+    matrices = [
+        weight
+        for weight in network.parameters()
+        if weight.ndim == 2 and all(weight is not end for end in ends)
+    ]
+    inside = {id(weight) for weight in matrices}
+    others = [weight for weight in network.parameters() if id(weight) not in inside]
+    return (
+        Muon(matrices, learning_rate=learning_rate, weight_decay=weight_decay),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay),
+    )
 
 
 def question_loss(model: QuestionModel, batch: LabelledPictures, caption_weight: float) -> Tensor:

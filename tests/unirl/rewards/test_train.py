@@ -50,7 +50,7 @@ def train(out_dir: Path, *, steps: int, seed: int = 0) -> RewardReport:
 def test_the_colour_of_a_picture_is_learnt(tmp_path: Path) -> None:
     report = train(tmp_path, steps=120)
     assert report.accuracy > 0.9
-    assert report.mass > 0.99
+    assert report.mass > 0.95
     assert report.calibration_error < 0.2
     assert report.num_held_out == 100
     stored = json.loads((tmp_path / "reward.json").read_text())["training"]
