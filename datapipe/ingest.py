@@ -37,6 +37,7 @@ def ingest(
     workers: int = 2,
     commit_rows: int = 10_000,
     progress: bool = True,
+    dry_run: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> IngestReport:
     """Read samples, check them completely and commit the good ones.
@@ -59,6 +60,7 @@ def ingest(
         workers: Threads that read and decode.
         commit_rows: Samples in a commit. A kill loses at most the work on so many.
         progress: Show a bar when standard error is a terminal.
+        dry_run: Look at the first so many samples only, and write nothing.
         should_stop: Asked between samples; True commits what is whole and returns.
 
     Returns:
@@ -69,7 +71,7 @@ def ingest(
         SourceError: When a source cannot be read at all, before anything is written.
         StorageError: When the store cannot be used.
     """
-    _check_arguments(optional, max_bad_fraction, max_pixels, workers, commit_rows)
+    _check_arguments(optional, max_bad_fraction, max_pixels, workers, commit_rows, dry_run)
     started = time.monotonic()
     specs = [source] if isinstance(source, str | Path) else list(source)
     fields = FieldMap(mapping=dict(column_map or {}))
@@ -77,34 +79,55 @@ def ingest(
     kinds = ColumnKinds()
     for opened in sources:
         opened.observe_columns(kinds)
-    target = FeatureStore.create(store, exist_ok=True)
-    kinds.fit_store(target.columns)
+    target = _open_target(Path(store), is_made=dry_run is None)
+    kinds.fit_store({} if target is None else target.columns)
     judge = Judge(kinds=kinds, optional=frozenset(optional), max_pixels=max_pixels)
     run = IngestRun(target, sources, judge, workers=workers, should_stop=should_stop)
+    num_commits = 0
     with progress_bar(sources, is_wanted=progress) as update:
-        num_commits = run.commit_all(commit_rows, update)
+        if dry_run is not None:
+            run.examine(dry_run, update)
+        elif target is not None:
+            num_commits = run.commit_all(target, commit_rows, update)
     report = run.tally.freeze(
         sources=tuple(opened.name for opened in sources),
         store=str(store),
-        snapshot=target.refresh().snapshot.id,
+        snapshot=0 if target is None else target.refresh().snapshot.id,
         max_bad_fraction=max_bad_fraction,
+        is_dry_run=dry_run is not None,
         wall_s=time.monotonic() - started,
     )
-    if num_commits:
+    if num_commits and target is not None:
         report.write(target.path / "reports")
     if report.is_over_budget:
         raise BadFractionError(report)
     return report
 
 
+def _open_target(path: Path, *, is_made: bool) -> FeatureStore | None:
+    if is_made:
+        return FeatureStore.create(path, exist_ok=True)
+    return FeatureStore.open(path) if path.exists() else None
+
+
 def _check_arguments(
-    optional: Sequence[str], max_bad_fraction: float, max_pixels: int, workers: int, commit_rows: int
+    optional: Sequence[str],
+    max_bad_fraction: float,
+    max_pixels: int,
+    workers: int,
+    commit_rows: int,
+    dry_run: int | None,
 ) -> None:
     unknown = set(optional) - _OPTIONAL
     if unknown:
         raise DataError(f"optional holds {sorted(unknown)}; wanted image, caption or both")
     if not 0 <= max_bad_fraction <= 1:
         raise DataError(f"max_bad_fraction is {max_bad_fraction}, wanted a share from 0 to 1")
-    for name, value in (("max_pixels", max_pixels), ("workers", workers), ("commit_rows", commit_rows)):
-        if value < 1:
+    for name, value in (
+        ("max_pixels", max_pixels),
+        ("workers", workers),
+        ("commit_rows", commit_rows),
+        ("dry_run", dry_run),
+    ):
+        if value is not None and value < 1:
             raise DataError(f"{name} is {value}, wanted 1 or more")

@@ -49,25 +49,37 @@ class IngestRun:
 
     def __init__(
         self,
-        store: FeatureStore,
+        store: FeatureStore | None,
         sources: Sequence[Source],
         judge: Judge,
         *,
         workers: int,
         should_stop: Callable[[], bool],
     ) -> None:
+        """Args:
+        store: What is known already; None for a store that is not made yet.
+        sources: Read in this order.
+        judge: The rules.
+        workers: Threads that read and decode.
+        should_stop: Asked between samples.
+        """
         self.tally = Tally()
-        self._store = store
         self._sources = sources
         self._judge = judge
         self._workers = workers
         self._should_stop = should_stop
         self._known = KnownRows(store)
-        self._known_faults = _stored_faults(store)
-        self._newest: FeatureStore | None = None
+        self._known_faults = set() if store is None else _stored_faults(store)
+        self._newest = store
         self._pending: dict[str, str] = {}  # key -> place, of the rows in the open commit
 
-    def commit_all(self, commit_rows: int, update: Callable[[Tally, int], None]) -> int:
+    def examine(self, num_samples: int, update: Callable[[Tally, int], None]) -> None:
+        """Count what would happen to the first num_samples samples, and write nothing."""
+        for _ in self._news(update):
+            if self.tally.num_seen >= num_samples:
+                return
+
+    def commit_all(self, store: FeatureStore, commit_rows: int, update: Callable[[Tally, int], None]) -> int:
         """Write everything in commits of at most commit_rows samples; return how many were made."""
         num_commits = 0
         news = self._news(update)
@@ -75,11 +87,11 @@ class IngestRun:
             kinds = {
                 name: kind for name in self._judge.kinds.names() if (kind := self._judge.kinds.kind(name))
             }
-            with self._store.writer(message=f"ingest {first.source.name}", columns=kinds) as writer:
+            with store.writer(message=f"ingest {first.source.name}", columns=kinds) as writer:
                 for outcome in chain([first], islice(news, commit_rows - 1)):
                     self._write(outcome, writer)
             self._pending.clear()
-            self._newest = None
+            self._newest = store.refresh()
             num_commits += 1
         return num_commits
 
@@ -88,6 +100,10 @@ class IngestRun:
         for outcome in self._judged():
             settled = self._settle(outcome)
             if isinstance(settled.result, Row):
+                content = content_id(_blob_hash(settled.result), settled.result.caption)
+                is_duplicate = content in self._known.contents
+                self._known.contents.add(content)
+                self.tally.add_row(settled.result, settled.full_place, is_duplicate=is_duplicate)
                 yield settled
             elif isinstance(settled.result, Fault):
                 self.tally.add_fault(settled.result, settled.full_place)
@@ -153,10 +169,8 @@ class IngestRun:
         return replace(outcome, result=_duplicate(result, outcome.full_place, known.full_place))
 
     def _committed_place(self, key: str) -> str | None:
-        if self._newest is None:
-            self._newest = self._store.refresh()
         try:
-            return place_of_row(self._newest, key)
+            return None if self._newest is None else place_of_row(self._newest, key)
         except KeyNotFoundError:
             return None  # two keys of one hash
 
@@ -170,9 +184,6 @@ class IngestRun:
                 data=result.data,
             )
         elif isinstance(result, Row):
-            content = content_id(_blob_hash(result), result.caption)
-            self.tally.add_row(result, outcome.full_place, is_duplicate=content in self._known.contents)
-            self._known.contents.add(content)
             writer.add(result.key, result.blob, None, **result.index_columns())
 
 

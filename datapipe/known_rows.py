@@ -35,9 +35,13 @@ class KnownRow:
 class KnownRows:
     """The rows of one snapshot by key. Metadata stay in Arrow memory, keys are looked up by their hash."""
 
-    def __init__(self, store: FeatureStore) -> None:
-        present = [name for name in _COLUMNS if name in store.columns]
-        self._table: pa.Table = store.select().to_arrow(present)
+    def __init__(self, store: FeatureStore | None) -> None:
+        """Args:
+        store: The snapshot; None counts as one without rows.
+        """
+        present = [name for name in _COLUMNS if store is not None and name in store.columns]
+        empty = pa.table({"key": pa.array([], pa.string())})
+        self._table: pa.Table = empty if store is None else store.select().to_arrow(present)
         ids = np.fromiter((key_id(key) for key in self._values("key")), np.uint64, len(self._table))
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]

@@ -50,6 +50,7 @@ class IngestReport:
     modes: Mapping[str, int]  # of added rows, Pillow's names
     blob_bytes: int  # of added rows
     max_bad_fraction: float
+    is_dry_run: bool  # nothing was written; the counts are what would have happened
     is_interrupted: bool  # stopped on request; a rerun continues
     wall_s: float
 
@@ -106,10 +107,15 @@ class BadFractionError(DataError):
             f"{count} {reason} (first: {report.examples[reason][0].place})"
             for reason, count in sorted(report.reasons.items(), key=lambda item: -item[1])
         )
+        remedy = (
+            "nothing was written"
+            if report.is_dry_run
+            else f"the {report.num_added} good ones are committed; see `unirl quarantine {report.store}`, "
+            f"or raise max_bad_fraction"
+        )
         super().__init__(
             f"{report.num_bad} of {report.num_seen} samples ({report.bad_fraction:.2%}) cannot be used, the "
-            f"budget is {report.max_bad_fraction:.2%}: {reasons}; the {report.num_added} good ones are "
-            f"committed; see `unirl quarantine {report.store}`, or raise max_bad_fraction"
+            f"budget is {report.max_bad_fraction:.2%}: {reasons}; {remedy}"
         )
         self.report = report
 
@@ -174,7 +180,14 @@ class Tally:
             examples.append(example)
 
     def freeze(
-        self, *, sources: tuple[str, ...], store: str, snapshot: int, max_bad_fraction: float, wall_s: float
+        self,
+        *,
+        sources: tuple[str, ...],
+        store: str,
+        snapshot: int,
+        max_bad_fraction: float,
+        is_dry_run: bool,
+        wall_s: float,
     ) -> IngestReport:
         """Make the report."""
         return IngestReport(
@@ -197,6 +210,7 @@ class Tally:
             modes=dict(self.modes),
             blob_bytes=self.blob_bytes,
             max_bad_fraction=max_bad_fraction,
+            is_dry_run=is_dry_run,
             is_interrupted=self.is_interrupted,
             wall_s=wall_s,
         )

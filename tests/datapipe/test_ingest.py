@@ -220,6 +220,21 @@ def test_a_request_to_stop_commits_what_is_whole(tmp_path: Path) -> None:
     assert len(FeatureStore.open(tmp_path / "store")) == 20
 
 
+def test_a_dry_run_tells_and_writes_nothing(faulty: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadFractionError, match="nothing was written") as caught:
+        ingest(faulty, tmp_path / "store", dry_run=100)
+    report = caught.value.report
+    assert (report.num_added, dict(report.reasons), report.is_dry_run) == (4, REASONS, True)
+    assert not (tmp_path / "store").exists()
+    ingest(faulty, tmp_path / "store", max_bad_fraction=1)
+    before = FeatureStore.open(tmp_path / "store").snapshot.id
+    again = ingest(faulty, tmp_path / "store", max_bad_fraction=1, dry_run=6)
+    assert again.num_added == 0 and again.num_skipped <= 4 and again.num_seen <= 9
+    assert FeatureStore.open(tmp_path / "store").snapshot.id == before
+    few = ingest(write_folder(tmp_path / "many", 30), tmp_path / "other", dry_run=10)
+    assert (few.num_added, few.num_seen) == (10, 10) and not (tmp_path / "other").exists()
+
+
 def test_a_store_is_not_made_for_a_source_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for source, message in (

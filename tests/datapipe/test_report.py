@@ -15,7 +15,9 @@ def report(num_good: int, num_bad: int, budget: float = 0.0) -> IngestReport:
         reason = "truncated" if index % 2 else "html"
         tally.add_fault(Fault(key=f"k{index}", place=f"p{index}", reason=reason, detail="d"), f"/s/p{index}")
     tally.add_note(Note(place="n", reason="ignored_file", detail="d"), "/s/n")
-    return tally.freeze(sources=("/s",), store="store", snapshot=3, max_bad_fraction=budget, wall_s=2.0)
+    return tally.freeze(
+        sources=("/s",), store="store", snapshot=3, max_bad_fraction=budget, is_dry_run=False, wall_s=2.0
+    )
 
 
 def test_figures() -> None:

@@ -27,6 +27,7 @@ __all__ = ["COMMANDS", "data_app", "info", "ingest", "quarantine", "query", "ver
 
 EXIT_PROBLEMS: Final = 1
 EXIT_OVER_BUDGET: Final = 3
+DRY_RUN_SAMPLES: Final = 1000
 
 StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -59,6 +60,10 @@ def ingest(
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse pictures that claim more.")] = 89_478_485,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read and decode.")] = 2,
     commit_rows: Annotated[int, typer.Option(min=1, help="Samples in a commit.")] = 10_000,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help=f"Look at the first {DRY_RUN_SAMPLES} samples and write nothing."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring pictures and captions into a store. Run it again to continue.
@@ -81,6 +86,7 @@ def ingest(
                 workers=workers,
                 commit_rows=commit_rows,
                 progress=not as_json,
+                dry_run=DRY_RUN_SAMPLES if dry_run else None,
                 should_stop=should_stop,
             )
         except BadFractionError as error:
@@ -201,7 +207,7 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 def _print_report(report: IngestReport) -> None:
     table = Table(show_header=False, box=None)
-    table.add_row("added", str(report.num_added))
+    table.add_row("would be added" if report.is_dry_run else "added", str(report.num_added))
     table.add_row("there already", str(report.num_skipped))
     table.add_row("bad", f"{report.num_bad} ({report.bad_fraction:.2%})")
     table.add_row("duplicates by content", str(report.num_duplicate_content))

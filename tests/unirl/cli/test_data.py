@@ -99,6 +99,12 @@ def test_options_reach_the_ingest(folder: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_a_dry_run_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    result = call("ingest", folder, tmp_path / "store", "--dry-run")
+    assert result.exit_code == 0 and "would be added" in result.output
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
