@@ -12,7 +12,7 @@ from typing import Final
 import xxhash
 
 from datapipe.errors import DecodeError
-from datapipe.judge import Judge, Row, checked_key
+from datapipe.judge import INDEX_KINDS, Judge, Row, checked_key
 from datapipe.known_rows import KnownRows, content_id, key_id, place_of_row
 from datapipe.report import Tally
 from datapipe.sources import Fault, Note, Record, Source
@@ -84,9 +84,7 @@ class IngestRun:
         num_commits = 0
         news = self._news(update)
         for first in news:
-            kinds = {
-                name: kind for name in self._judge.kinds.names() if (kind := self._judge.kinds.kind(name))
-            }
+            kinds = self._judge.kinds.all() | INDEX_KINDS
             with store.writer(message=f"ingest {first.source.name}", columns=kinds) as writer:
                 for outcome in chain([first], islice(news, commit_rows - 1)):
                     self._write(outcome, writer)

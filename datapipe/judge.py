@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -14,9 +15,24 @@ from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.paths import printable
 from datapipe.sources.record import MISSING, Fault, Record
 
-__all__ = ["Judge", "Row", "checked_key"]
+__all__ = ["INDEX_KINDS", "Judge", "Row", "checked_key"]
 
-_MAX_FAULT_BYTES = 2**20
+_MAX_FAULT_BYTES: Final = 2**20
+
+# Declared in each commit, so that a store of texts alone can be asked for `width > 100` as well.
+INDEX_KINDS: Final[dict[str, str]] = {
+    "source": "string",
+    "place": "string",
+    "modality": "string",
+    "caption": "string",
+    "width": "int",
+    "height": "int",
+    "format": "string",
+    "mode": "string",
+    "had_alpha": "bool",
+    "exif_orientation": "int",
+    "n_frames": "int",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,9 +59,9 @@ class ColumnKinds:
         for name, kind in kinds.items():
             self._column(name, place).origins.setdefault(str(kind), place)
 
-    def names(self) -> list[str]:
-        """All user columns."""
-        return list(self._columns)
+    def all(self) -> dict[str, str]:
+        """Kind of each column that has one."""
+        return {name: kind for name in self._columns if (kind := self.kind(name)) is not None}
 
     def kind(self, name: str) -> str | None:
         """`string`, `int`, `float` or `bool`; None for a column without any value."""

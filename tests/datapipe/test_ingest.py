@@ -200,6 +200,7 @@ def test_text_without_pictures(tmp_path: Path) -> None:
     report = ingest(tmp_path / "prompts.jsonl", tmp_path / "store", optional=["image"])
     store = FeatureStore.open(tmp_path / "store")
     assert report.num_added == 5 and store.select().keys() == list("01234")
+    assert len(store.select("width > 100")) == 0
     assert (
         store.select("modality = 'text' and bytes is null").column("caption").to_pylist()[4]
         == lines[4]["text"]

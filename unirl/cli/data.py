@@ -21,6 +21,7 @@ from rich.table import Table
 
 from datapipe import BadFractionError, IngestReport
 from datapipe import ingest as run_ingest
+from datapipe.report_page import write_report_page
 from storage import FeatureStore
 
 __all__ = ["COMMANDS", "data_app", "info", "ingest", "quarantine", "query", "verify"]
@@ -96,6 +97,11 @@ def ingest(
         typer.echo(report.to_json())
     else:
         _print_report(report)
+    if not report.is_dry_run:
+        opened = FeatureStore.open(store)
+        page = opened.path / "reports" / "ingest.html"
+        write_report_page(opened, report, page)
+        typer.echo(f"report: {page}", err=as_json)
     if is_over:
         raise typer.Exit(EXIT_OVER_BUDGET)
     if report.is_interrupted:

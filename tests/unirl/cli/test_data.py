@@ -49,7 +49,8 @@ def test_ingest_and_look(folder: Path, tmp_path: Path) -> None:
     assert "rows" in call("info", tmp_path / "store").output
     facts = json.loads(call("info", tmp_path / "store", "--json").output)
     assert (facts["rows"], facts["rows by format"], facts["columns"]["width"]) == (4, {"png": 4}, "BIGINT")
-    again = json.loads(call("ingest", folder, tmp_path / "store", "--json").output)
+    assert "picture [3]" in (tmp_path / "store" / "reports" / "ingest.html").read_text()
+    again = json.loads(call("ingest", folder, tmp_path / "store", "--json").stdout)
     assert (again["num_added"], again["num_skipped"]) == (0, 4)
 
 

@@ -1,0 +1,105 @@
+"""Jinja2 template of the ingest report page: plain HTML and SVG, without scripts or outside files."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["PAGE"]
+
+PAGE: Final = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Ingest report: {{ report.store }}</title>
+<style>
+:root { color-scheme: light dark; --line: #8884; --bar: #4472c4; --bad: #c0392b; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.muted { opacity: .7; } .bad { color: var(--bad); font-weight: 600; }
+.cards, .charts, .pictures { display: flex; flex-wrap: wrap; gap: 1rem; }
+.card { border: 1px solid var(--line); border-radius: 6px; padding: .5rem 1rem; min-width: 7rem; }
+.card b { display: block; font-size: 1.4rem; }
+table { border-collapse: collapse; width: 100%; }
+td, th { border-bottom: 1px solid var(--line); padding: .25rem .5rem; text-align: left; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+code { overflow-wrap: anywhere; }
+figure { margin: 0; width: 240px; } .pictures figure { width: 120px; font-size: .75rem; }
+.pictures img { display: block; max-width: 112px; background: #8882; }
+figcaption { overflow-wrap: anywhere; }
+rect { fill: var(--bar); }
+</style>
+</head>
+<body>
+<h1>Ingest report</h1>
+<p class="muted"><code>{{ report.store }}</code>, snapshot {{ report.snapshot }},
+{{ num_rows }} rows in the store.
+{% if report.is_interrupted %}<span class="bad">Stopped on request; a rerun continues.</span>{% endif %}</p>
+<div class="cards">
+<div class="card"><b>{{ report.num_added }}</b>added</div>
+<div class="card"><b>{{ report.num_skipped }}</b>there already</div>
+<div class="card {% if report.is_over_budget %}bad{% endif %}"><b>{{ report.num_bad }}</b>bad,
+{{ "%.2f" | format(100 * report.bad_fraction) }}%
+(budget {{ "%.2f" | format(100 * report.max_bad_fraction) }}%)</div>
+<div class="card"><b>{{ report.num_duplicate_content }}</b>duplicates by content</div>
+<div class="card"><b>{{ report.num_reoriented }}</b>turned upright</div>
+<div class="card"><b>{{ report.num_with_alpha }}</b>with transparency</div>
+<div class="card"><b>{{ report.num_multi_frame }}</b>with several frames</div>
+<div class="card"><b>{{ "%.0f" | format(report.rows_per_s) }}/s</b>
+over {{ "%.1f" | format(report.wall_s) }} s</div>
+</div>
+
+<h2>Sources</h2>
+<ul>{% for source in report.sources %}<li><code>{{ source }}</code></li>{% endfor %}</ul>
+
+{% macro reasons(title, counts, examples) %}
+{% if counts %}
+<h2>{{ title }}</h2>
+<table>
+<tr><th>reason</th><th>count</th><th>examples</th></tr>
+{% for reason, count in counts.items() %}
+<tr><td>{{ reason }}</td><td class="number">{{ count }}</td><td>
+{% for example in examples[reason] %}<div><code>{{ example.place }}</code>
+<span class="muted">{{ example.detail }}</span></div>{% endfor %}</td></tr>
+{% endfor %}
+</table>
+{% endif %}
+{% endmacro %}
+{{ reasons("Quarantined", report.reasons, report.examples) }}
+{{ reasons("Notes", report.notes, report.note_examples) }}
+
+{% if report.formats %}
+<h2>Formats and modes of the added pictures</h2>
+{% macro listed(counts) %}{% for name, count in counts.items() %}{{ name }} {{ count }}\
+{{ ", " if not loop.last }}{% endfor %}{% endmacro %}
+<p>{{ listed(report.formats) }}; {{ listed(report.modes) }}</p>
+{% endif %}
+
+{% if histograms %}
+<h2>The store in numbers</h2>
+<div class="charts">
+{% for chart in histograms %}
+<figure>
+<svg viewBox="0 0 240 62" role="img" aria-label="{{ chart.title }}">
+{% for bar in chart.bars %}<rect x="{{ bar.x }}" y="{{ 60 - bar.height }}" width="{{ chart.width }}" \
+height="{{ bar.height }}"><title>{{ bar.count }}</title></rect>{% endfor %}
+</svg>
+<figcaption>{{ chart.title }}<br><span class="muted">{{ "%.4g" | format(chart.low) }} to
+{{ "%.4g" | format(chart.high) }}, median {{ "%.4g" | format(chart.median) }}</span></figcaption>
+</figure>
+{% endfor %}
+</div>
+{% endif %}
+
+{% if thumbnails %}
+<h2>Pictures, evenly picked</h2>
+<div class="pictures">
+{% for picture in thumbnails %}
+<figure><img src="{{ picture.image }}" alt="{{ picture.key }}">
+<figcaption><b>{{ picture.key }}</b> {{ picture.caption[:120] }}</figcaption></figure>
+{% endfor %}
+</div>
+{% endif %}
+</body>
+</html>
+"""
