@@ -111,29 +111,37 @@ def open_shard(root: Path, relative: str, num_bytes: int) -> int:
     return fd
 
 
-def map_shared(root: Path, relative: str, num_bytes: int) -> np.ndarray:
-    """Map a whole shard read-only; uint8 (num_bytes,)."""
+def map_shared(root: Path, relative: str, num_bytes: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Map a whole shard read-only; uint8 (num_bytes,), and what tells the file from any other."""
     fd = open_shard(root, relative, num_bytes)
     try:
-        return _map(fd, 0, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, root / relative)
+        return _map(fd, 0, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, root / relative), _identity(fd)
     finally:
         os.close(fd)
 
 
-def map_private(root: Path, relative: str, num_bytes: int, start: int, stop: int) -> np.ndarray:
-    """Map bytes start:stop of a shard copy-on-write; uint8 (stop - start,).
+def map_private(path: Path, identity: tuple[int, int], start: int, stop: int) -> np.ndarray:
+    """Map bytes start:stop of a shard that map_shared has mapped copy-on-write; uint8 (stop - start,).
 
     Each call is a map of its own: what is written to it is seen by nobody else and reaches no file.
+
+    Raises:
+        CorruptionError: If there is another file by now.
     """
-    fd = open_shard(root, relative, num_bytes)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        if _identity(fd) != identity or os.fstat(fd).st_size < stop:
+            raise CorruptionError(f"{path}: the shard was replaced while it was in use; open the store again")
         aligned = start - start % mmap.ALLOCATIONGRANULARITY
-        mapped = _map(
-            fd, aligned, stop - aligned, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, root / relative
-        )
+        mapped = _map(fd, aligned, stop - aligned, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, path)
         return mapped[start - aligned :]
     finally:
         os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def _map(fd: int, offset: int, length: int, prot: int, flags: int, path: Path) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,25 +23,29 @@ OWN_COLUMNS = {"key": pa.large_string(), "hash": pa.large_string(), "bytes": pa.
 class IndexWriter:
     """Buffers rows, spools them as Arrow chunks, and joins the chunks into one Parquet file."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, types: Callable[[], Mapping[str, str]]) -> None:
         self._directory = directory
+        self._types = types
         self._values: dict[str, list[Scalar]] = {name: [] for name in OWN_COLUMNS}
         self._rows = 0
         self._text_bytes = 0
         self._chunks: list[Path] = []
 
-    def add(self, row: Mapping[str, Scalar], types: Mapping[str, str]) -> None:
+    def add(self, row: Mapping[str, Scalar]) -> None:
         """Append one row: key, hash, bytes and the user's columns."""
+        columns, rows = self._values, self._rows
         for name, value in row.items():
-            values = self._values.setdefault(name, [])
-            if len(values) < self._rows:
-                values.extend([None] * (self._rows - len(values)))
+            values = columns.get(name)
+            if values is None:
+                values = columns[name] = []
+            if len(values) < rows:
+                values.extend([None] * (rows - len(values)))
             values.append(value)
-            if isinstance(value, str):
+            if type(value) is str:
                 self._text_bytes += len(value)
-        self._rows += 1
+        self._rows = rows + 1
         if self._rows >= _CHUNK_ROWS or self._text_bytes >= _CHUNK_TEXT_BYTES:
-            self._spool(types)
+            self._spool()
 
     def _take_chunk(self, types: Mapping[str, str]) -> pa.Table:
         columns = {}
@@ -53,15 +57,16 @@ class IndexWriter:
         self._rows = self._text_bytes = 0
         return pa.table(columns)
 
-    def _spool(self, types: Mapping[str, str]) -> None:
+    def _spool(self) -> None:
         path = self._directory / f"index-{len(self._chunks):06d}.spool"
-        table = self._take_chunk(types)
+        table = self._take_chunk(self._types())
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         self._chunks.append(path)
 
-    def write(self, path: Path, types: Mapping[str, str]) -> None:
+    def write(self, path: Path) -> None:
         """Write the Parquet file; row groups are bounded in rows and bytes."""
+        types = self._types()
         last = self._take_chunk(types)
         names = dict.fromkeys(name for table in (*self._read_chunks(), last) for name in table.column_names)
         schema = pa.schema(

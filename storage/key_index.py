@@ -2,47 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from storage.keys import KeyTable, encode_key, hash_key
+from storage.keys import KeyTable, SortedHashes, encode_key, hash_key
 from storage.manifest import Part
 
 __all__ = ["KeyIndex"]
 
-_LARGE_PART_ROWS = 1 << 16
+_MERGED_ROWS = 1 << 21
+_MAX_RUNS = 8
 
 
 class KeyIndex:
-    """Searches large parts in their mapped tables, the small ones in one merged array of 20 bytes a row."""
+    """Sorted runs of key hashes: one per large part, on its mapped table, and one merged of the small parts.
 
-    def __init__(self, parts: Sequence[Part], tables: Sequence[KeyTable]) -> None:
-        self._parts = parts
-        self._tables = tables
-        self._large = [i for i, table in enumerate(tables) if len(table) >= _LARGE_PART_ROWS]
-        small = [i for i, table in enumerate(tables) if len(table) < _LARGE_PART_ROWS]
-        hashes = [tables[i].sorted_hash for i in small]
-        rows = [tables[i].sorted_row + parts[i].first_row for i in small]
-        owners = [np.full(len(tables[i]), i, np.int32) for i in small]
-        merged = np.concatenate(hashes) if small else np.empty(0, np.uint64)
-        order = np.argsort(merged, kind="stable")
-        self._hashes = merged[order]
-        self._rows = (np.concatenate(rows) if small else np.empty(0, np.int64))[order]
-        self._owners = (np.concatenate(owners) if small else np.empty(0, np.int32))[order]
+    The merged run holds 16 bytes a row in memory, for up to two million rows.
+    """
+
+    def __init__(self, parts: Sequence[Part], table_of: Callable[[Part], KeyTable]) -> None:
+        self.parts = tuple(parts)
+        self._table_of = table_of
+        self._starts = [part.first_row for part in parts]
+        self._runs = _make_runs(parts, table_of)
+
+    def extended(self, parts: Sequence[Part]) -> KeyIndex:
+        """The index of `parts`, of which this index has the first ones."""
+        added = parts[len(self.parts) :]
+        runs = self._runs + _make_runs(added, self._table_of)
+        if len(runs) > _MAX_RUNS + sum(part.rows >= _MERGED_ROWS for part in parts):
+            return KeyIndex(parts, self._table_of)
+        index = KeyIndex((), self._table_of)
+        index.parts = tuple(parts)
+        index._starts = [part.first_row for part in parts]
+        index._runs = runs
+        return index
 
     def find(self, key: str) -> int | None:
         """The global row of a key, or None."""
         encoded = encode_key(key)
         key_hash = hash_key(encoded)
-        at = int(self._hashes.searchsorted(np.uint64(key_hash)))
-        while at < len(self._hashes) and self._hashes[at] == key_hash:
-            row, owner = int(self._rows[at]), int(self._owners[at])
-            if self._tables[owner].key(row - self._parts[owner].first_row) == key:
-                return row
-            at += 1
-        for part in self._large:
-            local = self._tables[part].find(encoded, key_hash)
-            if local is not None:
-                return self._parts[part].first_row + local
+        for hashes, rows in self._runs:
+            at = hashes.first(key_hash)
+            while hashes.has(at, key_hash):
+                row = rows[at]
+                part = self.parts[bisect.bisect_right(self._starts, row) - 1]
+                if self._table_of(part).encoded_key(row - part.first_row) == encoded:
+                    return row
+                at += 1
         return None
+
+
+def _make_runs(
+    parts: Sequence[Part], table_of: Callable[[Part], KeyTable]
+) -> list[tuple[SortedHashes, memoryview]]:
+    runs = []
+    small: list[Part] = []
+    total = 0
+    for part in sorted(parts, key=lambda part: part.rows):
+        total += part.rows
+        if total <= _MERGED_ROWS:
+            small.append(part)
+        else:
+            table = table_of(part)
+            runs.append((table.hashes, (table.sorted_row + part.first_row).data))
+    if small:
+        hashes = np.concatenate([table_of(part).sorted_hash for part in small])
+        rows = np.concatenate([table_of(part).sorted_row + part.first_row for part in small])
+        order = np.argsort(hashes, kind="stable")
+        runs.append((SortedHashes(hashes[order]), rows[order].data))
+    return runs

@@ -6,7 +6,9 @@ workers.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import math
 import os
 from array import array
 from pathlib import Path
@@ -17,7 +19,7 @@ import xxhash
 
 from storage.errors import ColumnError
 
-__all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "encode_key", "hash_key", "lmdb_key"]
+__all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "SortedHashes", "encode_key", "hash_key", "lmdb_key"]
 
 NO_BLOB = -1
 _LMDB_MAX_KEY_BYTES = 511
@@ -152,28 +154,54 @@ class KeyTableWriter:
         self._spool.unlink(missing_ok=True)
 
 
+class SortedHashes:
+    """Search in ascending uint64 hashes. They are spread evenly, so each lies near its share of the range."""
+
+    def __init__(self, hashes: np.ndarray) -> None:
+        self._hashes = np.ascontiguousarray(hashes).data
+        self._count = len(hashes)
+        self._window = 4 * math.isqrt(self._count) + 16
+
+    def first(self, key_hash: int) -> int:
+        """The first position whose hash is not below `key_hash`."""
+        hashes, count = self._hashes, self._count
+        guess = key_hash * count >> 64
+        low, high = max(0, guess - self._window), min(count, guess + self._window)
+        if (low and hashes[low - 1] >= key_hash) or (high < count and hashes[high] < key_hash):
+            low, high = 0, count
+        return bisect.bisect_left(hashes, key_hash, low, high)
+
+    def has(self, at: int, key_hash: int) -> bool:
+        """Whether position `at` exists and has this hash."""
+        return at < self._count and self._hashes[at] == key_hash
+
+
 class KeyTable:
     """A key table on a map of its file. Rows are local to the part."""
 
     def __init__(self, mapped: np.ndarray) -> None:
         batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
         rows = batch.num_rows
-        self.keys: pa.LargeStringArray = batch.column(0)
-        _, ends, text = self.keys.buffers()
-        self._ends = np.frombuffer(ends, np.int64, rows + 1)
+        _, ends, text = batch.column(0).buffers()
+        self._ends = np.frombuffer(ends, np.int64, rows + 1).data
         self._text = memoryview(text)
         self.blob_offset = batch.column(1).to_numpy()
         self.blob_bytes = batch.column(2).to_numpy()
         self._blob_xxh3 = memoryview(batch.column(3).buffers()[1])
         self.sorted_hash = batch.column(4).to_numpy()
         self.sorted_row = batch.column(5).to_numpy()
+        self.hashes = SortedHashes(self.sorted_hash)
 
     def __len__(self) -> int:
         return len(self.blob_offset)
 
     def key(self, row: int) -> str:
         """The key of one row."""
-        return str(self._text[self._ends[row] : self._ends[row + 1]], "utf-8")
+        return str(self.encoded_key(row), "utf-8")
+
+    def encoded_key(self, row: int) -> bytes:
+        """UTF-8 of the key of one row."""
+        return bytes(self._text[self._ends[row] : self._ends[row + 1]])
 
     def blob_xxh3(self, row: int) -> bytes:
         """xxh3_128 of the row's blob, 16 bytes, most significant first."""
@@ -181,15 +209,15 @@ class KeyTable:
 
     def find(self, key: bytes, key_hash: int) -> int | None:
         """The row of a key, or None."""
-        at = int(self.sorted_hash.searchsorted(np.uint64(key_hash)))
-        while at < len(self) and self.sorted_hash[at] == key_hash:
+        at = self.hashes.first(key_hash)
+        while self.hashes.has(at, key_hash):
             row = int(self.sorted_row[at])
-            if self._text[self._ends[row] : self._ends[row + 1]] == key:
+            if self.encoded_key(row) == key:
                 return row
             at += 1
         return None
 
     def shared_hashes(self, hashes: np.ndarray) -> np.ndarray:
         """Those of `hashes` (uint64) that this table has too."""
-        at = np.minimum(self.sorted_hash.searchsorted(hashes), max(len(self) - 1, 0))
-        return hashes[self.sorted_hash[at] == hashes] if len(self) else hashes[:0]
+        at = np.minimum(self.sorted_hash.searchsorted(hashes), len(self) - 1)
+        return hashes[self.sorted_hash[at] == hashes]

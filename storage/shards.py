@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import xxhash
 from storage.column_cache import ColumnCache
 from storage.errors import CorruptionError, TensorColumnError
 from storage.files import map_private, map_shared, open_shard
+from storage.key_index import KeyIndex
 from storage.keys import NO_BLOB, KeyTable
 from storage.manifest import FileRef, Part, TensorFile, TensorSpec
 from storage.tensors import block_checksums, block_rows, read_block_checksums
@@ -46,7 +47,7 @@ class TensorShard:
         self._ref = ref
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
-        self._mapped = map_shared(root, ref.path, ref.bytes)
+        self._mapped, self._identity = map_shared(root, ref.path, ref.bytes)
         self._raw = self._mapped[ref.offset : ref.offset + ref.rows * spec.row_bytes]
         self.array = self._shaped(self._raw)
         self._block_rows = block_rows(spec)
@@ -60,7 +61,7 @@ class TensorShard:
     def private(self, start: int, stop: int) -> np.ndarray:
         """Rows start:stop as a copy-on-write map of their own, safe to write to."""
         first, last = (self._ref.offset + row * self._spec.row_bytes for row in (start, stop))
-        return self._shaped(map_private(self._root, self._ref.path, self._ref.bytes, first, last))
+        return self._shaped(map_private(self._root / self._ref.path, self._identity, first, last))
 
     def check(self, rows: np.ndarray | slice, policy: str) -> None:
         """Compare the checksums of the blocks that hold `rows`; a block is compared once under "first-read".
@@ -141,7 +142,7 @@ class PartReader:
         with self._lock:
             if self._keys is None:
                 ref = self.part.keys
-                mapped = map_shared(self.root, ref.path, ref.bytes)
+                mapped, _ = map_shared(self.root, ref.path, ref.bytes)
                 if policy != "never":
                     _check_whole(mapped, self.root, ref)
                 try:
@@ -190,7 +191,7 @@ class PartReader:
             if self._blobs is None:
                 ref = self.part.blobs
                 assert ref is not None
-                self._blobs = map_shared(self.root, ref.path, ref.bytes)
+                self._blobs, _ = map_shared(self.root, ref.path, ref.bytes)
             return self._blobs
 
     def _blob_place(self, row: int) -> str:
@@ -226,7 +227,7 @@ class PartReader:
                 if policy == "never":
                     os.close(open_shard(self.root, ref.path, ref.bytes))
                 else:
-                    _check_whole(map_shared(self.root, ref.path, ref.bytes), self.root, ref)
+                    _check_whole(map_shared(self.root, ref.path, ref.bytes)[0], self.root, ref)
                     self._index_checked = True
         return path
 
@@ -269,6 +270,7 @@ class ReaderPool:
         self.root = root
         self._real_root = os.path.realpath(root)
         self._readers = {self._name(reader.part): reader for reader in readers}
+        self._key_index: KeyIndex | None = None
 
     def get(self, part: Part) -> PartReader:
         """The reader of a part."""
@@ -280,10 +282,24 @@ class ReaderPool:
                 _readers[name] = self._readers[name] = reader
         return reader
 
+    def key_index(self, parts: Sequence[Part], policy: str) -> KeyIndex:
+        """The key index of a snapshot's parts; a newer snapshot extends the index of an older one."""
+        held = self._key_index
+        names = [part.index.path for part in parts]
+        if held is not None and [part.index.path for part in held.parts] == names[: len(held.parts)]:
+            if len(held.parts) < len(parts):
+                held = held.extended(parts)
+        else:
+            held = KeyIndex(parts, lambda part: self.get(part).keys(policy))
+        self._key_index = held
+        return held
+
     def narrowed(self, parts: Iterable[Part]) -> ReaderPool:
         """A pool with the readers of these parts only, so that shards no longer in use are unmapped."""
         names = [self._name(part) for part in parts]
-        return ReaderPool(self.root, [self._readers[name] for name in names if name in self._readers])
+        pool = ReaderPool(self.root, [self._readers[name] for name in names if name in self._readers])
+        pool._key_index = self._key_index
+        return pool
 
     def _name(self, part: Part) -> tuple[str, ...]:
         return (self._real_root, part.index.path, *sorted(file.path for file in part.tensors.values()))

@@ -229,8 +229,7 @@ class FeatureStore:
             KeyNotFoundError: If there is none; names the nearest keys.
         """
         if self._key_index is None:
-            tables = [self.part(i).keys(self.policy) for i in range(len(self.snapshot.parts))]
-            self._key_index = KeyIndex(self.snapshot.parts, tables)
+            self._key_index = self._pool.key_index(self.snapshot.parts, self.policy)
         row = self._key_index.find(key)
         if row is None:
             near = self._nearest_keys(key)
@@ -271,7 +270,7 @@ class FeatureStore:
         schema = QuarantineWriter.SCHEMA
         tables = []
         for ref in self.snapshot.quarantine:
-            mapped = map_shared(self.path, ref.path, ref.bytes)
+            mapped, _ = map_shared(self.path, ref.path, ref.bytes)
             tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
         return pa.concat_tables(tables) if tables else schema.empty_table()
 

@@ -19,7 +19,6 @@ from storage.errors import (
     TensorColumnError,
 )
 from storage.index import IndexWriter, QuarantineWriter
-from storage.key_index import KeyIndex
 from storage.keys import KeyTableWriter, encode_key, hash_key
 from storage.manifest import ColumnSpec, FileRef, Part, Snapshot, TensorFile, TensorSpec
 from storage.shards import ReaderPool
@@ -52,9 +51,7 @@ class Writer:
         self._readers = readers
         self._message = message
         self._base = newest_snapshot(self._root)
-        self._known = KeyIndex(
-            self._base.parts, [readers.get(p).keys("first-read") for p in self._base.parts]
-        )
+        self._known = readers.key_index(self._base.parts, "first-read")
         self._types = ColumnTypes(_origins(self._base), columns)
         for name, spec in tensors.items():
             _check_tensor_spec(name, spec, self._base)
@@ -63,7 +60,7 @@ class Writer:
         self._keys = KeyTableWriter(folder / "keys.spool")
         (folder / "blobs").mkdir()
         self._blobs = BlobWriter(folder / "blobs")
-        self._index = IndexWriter(folder)
+        self._index = IndexWriter(folder, self._types.types)
         self._quarantine: QuarantineWriter | None = None
         self._tensors = {name: self._spool(name, spec) for name, spec in tensors.items()}
         self._tensors_fixed = bool(tensors)
@@ -111,7 +108,7 @@ class Writer:
         own: dict[str, Scalar] = {"key": key, "hash": None, "bytes": None}
         if blob is not None:
             own |= {"hash": self._blobs.digest(row), "bytes": memoryview(blob).nbytes}
-        self._index.add(own | values, self._types.types())
+        self._index.add(own | values)
         self._usable = True
 
     def quarantine(self, *, key: str, place: str, reason: str, data: bytes | None = None) -> None:
@@ -188,7 +185,7 @@ class Writer:
             blobs = self._staging.install(self._blobs.path, f"blobs/{part_id}/data.mdb", self._blobs.count)
         self._keys.write(folder / "keys.arrow", offsets, lengths, digests)
         keys = self._staging.install(folder / "keys.arrow", f"index/part-{part_id}.keys.arrow", rows)
-        self._index.write(folder / "index.parquet", self._types.types())
+        self._index.write(folder / "index.parquet")
         index = self._staging.install(folder / "index.parquet", f"index/part-{part_id}.parquet", rows)
         tensors = {
             name: seal_tensor(self._staging, spool, part_id, 0, rows) for name, spool in self._tensors.items()

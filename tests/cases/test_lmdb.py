@@ -118,7 +118,7 @@ def _append_until_full(path, connection) -> None:
 
 
 def test_lmdb_07_a_full_disk_is_an_error_and_keeps_the_last_commit(store):
-    """The limit on file sizes stands for the full disk: both make the write fail, and neither may be a SIGBUS."""
+    """A limit on file sizes stands for the full disk: both make the write fail, neither may be a SIGBUS."""
     context = multiprocessing.get_context("fork")
     mine, theirs = context.Pipe()
     child = context.Process(target=_append_until_full, args=(store.path, theirs))
