@@ -67,11 +67,34 @@ def _open(path: Path) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
 
 
 def rows_of_batch(batch: pa.RecordBatch, path: Path, number: int) -> Iterator[Row | Fault]:
-    """Rows of a batch that begins after row `number` of its file."""
+    """Rows of a batch that begins after row `number` of its file.
+
+    Raises:
+        pyarrow.ArrowInvalid: If offsets or lengths in the batch point outside of it.
+    """
     names: list[str] = batch.schema.names
-    cells = [_cells(batch.column(index)) for index in range(len(names))]
+    for column in batch.columns:
+        _check_memory(column)
+    cells = [_cells(column) for column in batch.columns]
     for offset, values in enumerate(zip(*cells), start=1):
         yield _row(path, number + offset, names, values)
+
+
+def _check_memory(column: pa.Array) -> None:
+    """Refuse an array whose values would be read outside of its buffers: pyarrow trusts what a file says.
+
+    Text is checked as bytes here, so that one value that is not UTF-8 costs its row and not the batch.
+    """
+    if pa.types.is_struct(column.type):
+        column.validate()
+        for index in range(column.type.num_fields):
+            _check_memory(column.field(index))
+    elif pa.types.is_string(column.type):
+        column.view(pa.binary()).validate(full=True)
+    elif pa.types.is_large_string(column.type):
+        column.view(pa.large_binary()).validate(full=True)
+    else:
+        column.validate(full=True)
 
 
 def _cells(column: pa.Array) -> list[object]:
