@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class Batch:
     keys: list[str]  # B keys
     images: Tensor | None  # float32 (B, 3, H, W), -1 black to 1 white; None when no pictures were asked for
     tensors: Mapping[str, Tensor]  # column name -> (B, *shape), dtype of the column
-    columns: Mapping[str, list[object]]  # column name -> B values
+    columns: Mapping[str, list[Any]]  # column name -> B values: str, int, float, bool or None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -32,7 +32,7 @@ class LoaderState:
     consumed: int  # rows of the epoch handed out to all ranks together
     num_rows: int  # of the view
     rows_crc: int  # CRC-32 of the view's row ids
-    shuffle: bool
+    shuffle: int  # 0 or 1
 
 
 class Loader:
@@ -118,7 +118,7 @@ class Loader:
         while True:
             yield from self
 
-    def state_dict(self) -> dict[str, int | bool]:
+    def state_dict(self) -> dict[str, int]:
         """The position after the last batch handed out, as plain integers for JSON."""
         return {
             "version": _STATE_VERSION,
@@ -127,10 +127,10 @@ class Loader:
             "consumed": self._consumed,
             "num_rows": len(self._rows),
             "rows_crc": zlib.crc32(self._rows.tobytes()),
-            "shuffle": self._shuffle,
+            "shuffle": int(self._shuffle),
         }
 
-    def load_state_dict(self, state: dict[str, int | bool]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on right after the last batch that was handed out.
 
         Rank, world size, threads, prefetch and batch size may differ from those of the saving loader. The

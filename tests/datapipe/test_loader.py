@@ -145,7 +145,7 @@ def test_union_over_ranks_and_resumes_is_exactly_the_epoch(
     whole = keys_of(make(0, 1))
     assert len(whole) == (num_rows // batch_size * batch_size if drop_last else num_rows)
     seen: list[str] = []
-    state: dict[str, int | bool] | None = None
+    state: dict[str, int] | None = None
     for world_size, stop in zip([*ranks, 1], [*stops[: len(ranks)], None]):
         world_size = min(world_size, batch_size)
         loaders = [make(rank, world_size) for rank in range(world_size)]
