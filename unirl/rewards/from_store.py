@@ -23,9 +23,9 @@ def train_from_store(
     where: str | None = None,
     image_size: tuple[int, int] = (32, 32),
     held_out_fraction: float = 0.1,
-    steps: int = 600,
+    steps: int = 400,
     batch_size: int = 64,
-    learning_rate: float = 2e-3,
+    learning_rate: float = 5e-3,
     seed: int = 0,
     augment: PictureChange | None = None,
     corrupt: PictureChange | None = None,
@@ -67,9 +67,9 @@ def train_from_store(
         (pictures_of(view[part], image_size), [captions[row] for row in part])
         for part in (order[:num_held_out], order[num_held_out:])
     )
-    questions = caption_pairs(*unseen, avoid=avoid, captions_per_picture=2)
+    questions = caption_pairs(*unseen, avoid=avoid)
     return train_yes_no(
-        caption_pairs(*trained, avoid=avoid, captions_per_picture=2, augment=augment, corrupt=corrupt),
+        caption_pairs(*trained, avoid=avoid, augment=augment, corrupt=corrupt),
         captions=every,
         image_size=image_size,
         out_dir=out_dir,

@@ -44,7 +44,7 @@ def caption_pairs(
     pictures: np.ndarray,
     captions: Sequence[str],
     *,
-    captions_per_picture: int = 4,
+    captions_per_picture: int = 2,
     hard_fraction: float = 0.5,
     avoid: Collection[str] = (),
     augment: PictureChange | None = None,

@@ -23,16 +23,16 @@ SPECIAL_TOKENS = (PAD, UNKNOWN, BOS, EOS, VISION_START, VISION_END, IMAGE_TOKEN,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VlmConfig:
-    """Sizes of the toy model. The defaults give about 0.6 million parameters."""
+    """Sizes of the toy model. The defaults give about 0.43 million parameters."""
 
     width: int = 96
     """Width of the language model; each head takes width / num_heads, a multiple of 8."""
-    num_layers: int = 3
+    num_layers: int = 2
     num_heads: int = 4
     num_kv_heads: int = 2
     mlp_width: int = 256
     vision_width: int = 64
-    vision_layers: int = 2
+    vision_layers: int = 3
     vision_heads: int = 4
     vision_mlp_width: int = 128
     patch_size: int = 4

@@ -22,7 +22,7 @@ def test_true_captions_are_true_and_false_ones_are_not() -> None:
         batch.pictures[batch.index], batch.captions, batch.labels, strict=True
     ):
         assert (CAPTIONS[picture[0, 0, 0]] == caption) == label
-    assert batch.labels.mean() == 0.25
+    assert batch.labels.mean() == 0.5
 
 
 def test_one_seed_gives_one_batch() -> None:
@@ -66,7 +66,7 @@ def test_augmented_and_corrupted_pictures() -> None:
         corrupt_fraction=0.5,
     )
     values = batch.pictures[batch.index][:, 0, 0, 0]
-    assert batch.pictures.shape == (30, 8, 8, 3)
+    assert batch.pictures.shape == (60, 8, 8, 3)
     assert set(values[:80] // 100) == {1}
     assert set(values[80:] // 100) == {2}
     assert not batch.labels[80:].any()

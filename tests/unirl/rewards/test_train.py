@@ -15,7 +15,14 @@ from unirl.types import Sample
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
 CAPTIONS = [f"a {name} picture" for name in COLOURS]
 TINY = VlmConfig(
-    width=32, num_layers=2, num_heads=2, num_kv_heads=1, mlp_width=64, vision_width=32, vision_mlp_width=32
+    width=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    mlp_width=64,
+    vision_width=32,
+    vision_layers=1,
+    vision_mlp_width=32,
 )
 
 
