@@ -15,7 +15,7 @@ from datapipe.collate import Batch, as_tensor, write_pixels
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE, decode_image
 from datapipe.errors import DataError, LoaderError, SampleError
 from datapipe.pipeline import Job
-from storage import View
+from storage import TensorColumn, TensorColumnError, View
 
 __all__ = ["BatchSource", "ImageField"]
 
@@ -78,7 +78,7 @@ class BatchSource:
         return Job(parts=parts, finish=finish)
 
     def _gather(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.generic]]:
-        return {name: column.gather(rows) for name, column in self._tensors.items()}
+        return {name: _read_tensor(column, rows) for name, column in self._tensors.items()}
 
     def _decode_parts(
         self,
@@ -113,6 +113,16 @@ class BatchSource:
             except (DataError, OSError) as error:
                 raise SampleError(f"sample {keys[index]!r} (row {row}): {error}") from error
             write_pixels(decoded, pixels[index])
+
+
+def _read_tensor(column: TensorColumn, rows: NDArray[np.int64]) -> NDArray[np.generic]:
+    """A view of the map for consecutive rows of one shard, which copies nothing; else one gather."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+        try:
+            return column[int(rows[0]) : int(rows[-1]) + 1]
+        except TensorColumnError:
+            pass  # the rows lie in two shards
+    return column.gather(rows)
 
 
 def _check_names(what: str, names: Sequence[str], known: Iterable[str]) -> None:

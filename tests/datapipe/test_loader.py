@@ -100,6 +100,29 @@ def test_batches_may_be_written_to(view: View) -> None:
     assert again.images.abs().sum() > 0 and again.tensors["codes"].sum() > 0 and again.rows[1] == 1
 
 
+def test_consecutive_rows_are_not_copied(view: View) -> None:
+    loader = Loader(view, batch_size=10, image=None, tensors=["codes"], columns=(), shuffle=False)
+    before = view.store.counters.bytes_copied
+    batches = list(loader)
+    assert view.store.counters.bytes_copied == before
+    assert [batch.tensors["codes"][:, 0].tolist() for batch in batches] == [
+        list(range(start, start + 10)) for start in range(0, 40, 10)
+    ]
+    batches[0].tensors["codes"].zero_()
+    assert next(iter(loader)).tensors["codes"][9, 0] == 9
+    shuffled = Loader(view, batch_size=10, image=None, tensors=["codes"], columns=())
+    assert len(list(shuffled)) == 4
+    assert view.store.counters.bytes_copied == before + 40 * 3 * 2
+
+
+def test_consecutive_rows_of_two_shards(view: View) -> None:
+    loader = Loader(view, batch_size=16, image=None, tensors=["codes"], columns=(), shuffle=False)
+    assert [batch.tensors["codes"][:, 2].tolist() for batch in loader] == [
+        list(range(16)),
+        list(range(16, 32)),
+    ]
+
+
 def test_no_pixels_when_none_are_asked_for(view: View) -> None:
     batch = next(iter(Loader(view, batch_size=4, image=None, columns=())))
     assert batch.images is None and batch.tensors == {} and batch.columns == {}
