@@ -10,7 +10,7 @@ from typing import Final
 from datapipe.sources.record import Fault
 from datapipe.sources.row import Row, repeated_name
 
-__all__ = ["parse_json_object", "read_jsonl_rows"]
+__all__ = ["RepeatedKeyError", "parse_json_object", "read_jsonl_rows"]
 
 _MAX_LINE_BYTES: Final = 256 * 2**20
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from datapipe.errors import DecodeError
-from datapipe.sources.jsonl_rows import parse_json_object
+from datapipe.sources.jsonl_rows import RepeatedKeyError, parse_json_object
 from datapipe.sources.paths import file_loader
 from datapipe.sources.record import MISSING, Missing
 
@@ -61,11 +61,13 @@ def json_values(data: bytes, name: str) -> dict[str, object]:
     """Parse a JSON object from a sidecar file or a tar member.
 
     Raises:
-        DecodeError: Reasons `not_utf8` and `bad_json`.
+        DecodeError: Reasons `not_utf8`, `bad_json` and `repeated_key`.
     """
     text = caption_text(data, name)
     try:
         return parse_json_object(text)
+    except RepeatedKeyError as error:
+        raise DecodeError("repeated_key", f"{name!r}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DecodeError("bad_json", f"{name!r}: {error}") from error
 
