@@ -6,6 +6,7 @@ Load it with `runpy.run_path`, since the tests are no package.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def make_run(path: Path, *, steps: int = 4, prompts: int = 3, samples: int = 3, 
     """Write a finished run with `steps` steps in each of two stages.
 
     Its reward is right more often with every step, its component `reward/length` knows nothing, and every
-    seventh sample has no score of it. With the defaults there are 108 samples.
+    seventh sample has no score of it. Only evaluations are judged. With the defaults there are 108 samples.
 
     Args:
         path: Directory to make.
@@ -39,9 +40,10 @@ def make_run(path: Path, *, steps: int = 4, prompts: int = 3, samples: int = 3, 
     rows = list(_rows(steps, prompts, samples, caption, rng))
     experience = FeatureStore.create(path / "experience")
     tensors = {"tokens": ("int32", (6,)), "logprobs": ("float32", (6,)), "advantages": ("float32", (6,))}
-    with experience.writer(message="rollouts", tensors=tensors) as writer:
-        for row in rows:
-            writer.add(**row, tensors=_tensors(row["num_tokens"], rng))
+    for step, found in itertools.groupby(rows, key=lambda row: row["step"]):
+        with experience.writer(message=f"step {step}", tensors=tensors) as writer:
+            for row in found:
+                writer.add(**row, tensors=_tensors(row["num_tokens"], rng))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in _metrics(rows, steps)))
     write_json(
         path / "run.json",
@@ -121,6 +123,7 @@ def _rows(
                 good = float(rng.random() < 0.3 + 0.5 * step / (2 * steps))
                 vlm = float(np.clip(good * 0.6 + rng.normal(0.2, 0.15), 0, 1))
                 target = f"shape {prompt}{caption}"
+                written = target if good else f"thing {number}{caption}"
                 yield {
                     "key": f"{kind}/{stage}/{direction}/{step:06d}/{prompt:04d}/{sample:03d}",
                     "blob": picture(number),
@@ -132,15 +135,11 @@ def _rows(
                     "sample": sample,
                     "prompt": target if direction == "image" else "What is this?",
                     "target": target,
-                    "response": ""
-                    if direction == "image"
-                    else target
-                    if good
-                    else f"thing {number}{caption}",
+                    "response": written if direction == "text" else "",
                     "reward": vlm,
                     "reward/vlm": vlm,
                     "reward/length": math.nan if number % 7 == 0 else float(rng.random()),
-                    "judge": good,
+                    "judge": good if kind == "eval" else math.nan,
                     "advantage": 0.1,
                     "kl": 0.01,
                     "entropy": 1.0,
@@ -175,13 +174,16 @@ def _metrics(rows: list[dict[str, Any]], steps: int) -> Iterator[dict[str, Any]]
             "reward/mean": reward,
             "reward/vlm": reward,
             "kl/reference": 0.01 * step,
-            f"kl/{stage}": 0.01 * step,
+            "kl/coef": 0.02,
+            "kl/tokens": 5000.0,
             f"entropy/{stage}": 2.0 - 0.1 * step,
+            "entropy/tokens": 5000.0,
             "policy/clip_fraction": 0.05,
             "policy/loss": -0.01,
-            "value/loss": math.nan if step == 1 else 0.2,
+            "value/loss": None if step == 1 else 0.2,
             "time/rollout_s": 1.0,
             "time/reward_s": 0.4,
             "time/update_s": 0.6,
+            "time/step_s": 2.0,
             "memory/rss_bytes": 2**30 + step * 2**20,
         }

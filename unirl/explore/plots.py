@@ -59,12 +59,12 @@ def learning_curve(run: Run, metric: str = "reward/mean", *, smoothing: float = 
 
 
 def metric_curves(run: Run, prefix: str, *, title: str | None = None) -> Figure:
-    """Draw every training metric whose name starts with `prefix`, such as `kl/` or `entropy/`.
+    """Draw every training metric whose name starts with `prefix`, such as `entropy/`.
 
-    A metric of one modality has the colour of the stage of that name.
+    A metric of one modality has the colour of the stage of that name. The count `<prefix>tokens` is left out.
     """
     figure, axes = _axes(title or prefix.rstrip("/"))
-    found = [name.removeprefix(prefix) for name in metric_names(run, prefix)]
+    found = [name.removeprefix(prefix) for name in metric_names(run, prefix) if name != f"{prefix}tokens"]
     labels = [*run.stages, *(label for label in found if label not in run.stages)]
     for colour, label in zip(_cycle(), labels):
         if label in found:
@@ -102,7 +102,7 @@ def component_over_steps(scores: Scores, measure: str, *, kind: str = "train") -
 def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 20) -> Figure:
     """Draw how a measure is distributed where the judge accepts a sample and where it rejects it.
 
-    Samples that the judge did not see form a third group.
+    Samples that the judge did not see are left out, unless it saw none.
     """
     figure, axes = _axes(f"{measure}, number of samples")
     value = f"CAST({quote_name(measure)} AS DOUBLE)"
@@ -114,9 +114,12 @@ def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 
     )
     found = scores.query(
         f"WITH x AS (SELECT {value} AS v, {verdict} AS verdict FROM samples WHERE isfinite({value})), "
-        "span AS (SELECT min(v) AS low, greatest(max(v) - min(v), 1e-9) AS width FROM x) "
-        f"SELECT verdict, least(floor((v - low) / width * {int(bins)}), {int(bins) - 1}) AS bin, "
-        "count(*) AS num, any_value(low) AS low, any_value(width) AS width FROM x, span GROUP BY verdict, bin"
+        "seen AS (SELECT * FROM x WHERE verdict <> 'not judged' "
+        "OR NOT EXISTS (SELECT * FROM x WHERE verdict <> 'not judged')), "
+        "span AS (SELECT min(v) AS low, greatest(max(v) - min(v), 1e-9) AS width FROM seen) "
+        f"SELECT verdict, least(floor((v - low) / width * {bins}), {bins - 1}) AS bin, "
+        "count(*) AS num, any_value(low) AS low, any_value(width) AS width "
+        "FROM seen, span GROUP BY verdict, bin"
     )
     rows = found.to_pylist()
     for name, colour in _VERDICTS.items():
@@ -134,7 +137,7 @@ def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 
 def phase_times(run: Run) -> Figure:
     """Draw the seconds of each step, stacked by phase (`time/rollout_s`, `time/reward_s`, ...)."""
     figure, axes = _axes("seconds per step")
-    names = [name for name in metric_names(run, "time/") if name not in {"time/step_s", "time/total_s"}]
+    names = [name for name in metric_names(run, "time/") if name != "time/step_s"]
     steps = np.array([number(line, "step") for line in run.train])
     edges = np.append(steps - 0.5, steps[-1:] + 0.5)
     bottom = np.zeros(len(steps))

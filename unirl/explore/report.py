@@ -27,6 +27,15 @@ from unirl.explore.svg import figure_svg
 
 __all__ = ["render_report", "write_report"]
 
+_CURVES = (
+    "reward/mean",
+    "kl/reference",
+    "kl/coef",
+    "policy/clip_fraction",
+    "policy/loss",
+    "value/loss",
+    "rollout/length",
+)
 _MAX_COMPONENTS = 12
 
 
@@ -90,15 +99,11 @@ def _svgs(figures: Iterable[Figure]) -> list[Markup]:
 
 
 def _curves(run: Run) -> Iterable[Figure]:
-    if not run.train:
-        return
-    yield plots.learning_curve(run, "reward/mean")
-    for prefix, title in (("kl/", "KL, nats per token"), ("entropy/", "entropy, nats per token")):
-        if plots.metric_names(run, prefix):
-            yield plots.metric_curves(run, prefix, title=title)
-    for name in ("policy/clip_fraction", "policy/loss", "value/loss"):
+    for name in _CURVES:
         if plots.metric_names(run, name):
             yield plots.learning_curve(run, name)
+    if plots.metric_names(run, "entropy/"):
+        yield plots.metric_curves(run, "entropy/", title="entropy, nats per token")
 
 
 def _scored(scores: Scores | None, notes: list[str]) -> dict[str, list[Any]]:
@@ -134,8 +139,8 @@ def _components(scores: Scores) -> Iterable[Figure]:
 
 
 def _measures(scores: Scores) -> tuple[str, ...]:
-    """The reward and its components; a single component is the reward and is shown once."""
-    return scores.components if len(scores.components) == 1 else ("reward", *scores.components)
+    """The reward and its components; a single component is the reward and is not shown again."""
+    return ("reward",) if len(scores.components) == 1 else ("reward", *scores.components)
 
 
 def _resources(run: Run) -> Iterable[Figure]:

@@ -149,7 +149,7 @@ def _direction(stage: str, train: Sequence[Line], evals: Sequence[Line]) -> str:
 
 
 def _phases(lines: Sequence[Line]) -> tuple[tuple[str, float], ...]:
-    names = sorted({name for line in lines for name in line if name.startswith("time/")})
+    names = sorted({name for line in lines for name in line if name.startswith("time/")} - {"time/step_s"})
     sums = (
         (name.removeprefix("time/").removesuffix("_s"), [number(line, name) for line in lines])
         for name in names

@@ -63,11 +63,21 @@ def test_reward_and_judge_are_drawn_from_the_evaluations_of_one_direction(run: R
     np.testing.assert_array_equal(reward.get_ydata(), [line["eval/reward"] for line in found])
 
 
-def test_the_histogram_counts_every_scored_sample_once(scores: Scores) -> None:
+def test_the_histogram_counts_every_scored_and_judged_sample_once(scores: Scores) -> None:
     figure = plots.component_histogram(scores, "reward/length", bins=7)
     counted = sum(patch.get_data().values.sum() for patch in figure.axes[0].patches)
-    assert counted == scores.where("isfinite(reward/length)").to_arrow(["key"]).num_rows
+    assert counted == scores.where("isfinite(reward/length) and isfinite(judge)").to_arrow(["key"]).num_rows
     assert set(labels(figure)) == {"judge accepts", "judge rejects"}
+
+
+def test_the_histogram_of_what_nobody_judged_holds_everything(scores: Scores) -> None:
+    figure = plots.component_histogram(scores.where("kind = 'train'"))
+    assert labels(figure) == ["not judged"]
+    assert sum(patch.get_data().values.sum() for patch in figure.axes[0].patches) == 72
+
+
+def test_counts_of_tokens_are_no_curve(run: Run) -> None:
+    assert labels(plots.metric_curves(run, "entropy/")) == ["text", "image"]
 
 
 def test_the_median_over_steps_is_right(scores: Scores) -> None:
