@@ -56,14 +56,14 @@ class TensorColumn:
             )
         if rows.start == rows.stop:
             return np.empty((0, *self.shape), self.dtype)
-        parts, local = self._store.locate(np.array([rows.start, rows.stop - 1]))
-        if parts[0] != parts[1]:
+        parts, local = self._store.row_map.locate(np.arange(rows.start, rows.stop))
+        if parts[0] != parts[-1] or local[-1] - local[0] != len(local) - 1:
             raise TensorColumnError(
                 f"tensor {self.name!r}: rows {rows.start} to {rows.stop - 1} lie in more than one "
                 "shard; use gather"
             )
         shard = self._store.part(int(parts[0])).tensor(self.name, self._spec)
-        start, stop = int(local[0]), int(local[1]) + 1
+        start, stop = int(local[0]), int(local[-1]) + 1
         shard.check(slice(start, stop), self._store.policy)
         self._store.counters.bytes_read += (stop - start) * self._spec.row_bytes
         return shard.private(start, stop)
@@ -81,7 +81,7 @@ class TensorColumn:
         """
         rows = np.asarray(rows)
         out = self._output(len(rows), out)
-        parts, local = self._store.locate(rows)
+        parts, local = self._store.row_map.locate(rows)
         for part in np.unique(parts).tolist():
             shard = self._store.part(part).tensor(self.name, self._spec)
             mine = (

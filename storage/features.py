@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -31,26 +30,24 @@ def add_tensor_column(
     store: FeatureStore, name: str, values: Values, spec: TensorSpec, message: str
 ) -> Snapshot:
     """Write the column for every part of `store` (its newest snapshot) that lacks it, and publish it."""
-    parts = [part for part in store.snapshot.parts if name not in part.tensors]
-    if not parts:
+    positions = [i for i, part in enumerate(store.snapshot.parts) if name not in part.tensors]
+    if not positions:
         raise TensorColumnError(f"{store.path}: every row has a tensor {name!r} already; use another name")
     known = store.snapshot.tensors.get(name, spec)
     if known != spec:
         raise TensorColumnError(
             f"tensor column {name!r} is {known.dtype}{known.shape}, not {spec.dtype}{spec.shape}"
         )
+    rows = np.concatenate([store.row_map.part_rows(i) for i in positions])
     staging = Staging(store.path)
     spool = TensorSpool(name, spec, staging.path / f"{name}.spool")
     try:
+        spool.reserve(len(rows))
         if callable(values):
-            for part in parts:
-                _fill_part(store, part, spool, values)
+            _fill_by_function(store, rows, spool, values)
         else:
-            _fill_by_key(store, parts, spool, values)
-        files = {
-            part.id: seal_tensor(staging, spool, f"{part.id}-{staging.id}", start, start + part.rows)
-            for part, start in zip(parts, _starts(parts))
-        }
+            _fill_by_key(store, rows, spool, values)
+        files = _seal_parts(staging, spool, [store.snapshot.parts[i] for i in positions])
         staging.flush()
         try:
             return publish(store.path, lambda newest: _with_column(newest, name, spec, files, message))
@@ -62,38 +59,47 @@ def add_tensor_column(
         staging.close()
 
 
-def _starts(parts: list[Part]) -> list[int]:
-    """Where each part begins in the spool, which holds the rows of the parts one after the other."""
-    return list(itertools.accumulate((part.rows for part in parts[:-1]), initial=0))
+def _seal_parts(staging: Staging, spool: TensorSpool, parts: list[Part]) -> dict[str, TensorFile]:
+    files = {}
+    start = 0
+    for part in parts:
+        files[part.id] = seal_tensor(staging, spool, f"{part.id}-{staging.id}", start, start + part.rows)
+        start += part.rows
+    return files
 
 
-def _fill_part(
-    store: FeatureStore, part: Part, spool: TensorSpool, compute: Callable[[View], np.ndarray]
+def _fill_by_function(
+    store: FeatureStore, rows: np.ndarray, spool: TensorSpool, compute: Callable[[View], np.ndarray]
 ) -> None:
-    end = part.first_row + part.rows
-    for start in range(part.first_row, end, _CHUNK_ROWS):
-        stop = min(start + _CHUNK_ROWS, end)
-        values = compute(View(store, np.arange(start, stop)))
-        spool.append(spool.check(values, f"rows {start} to {stop - 1}", rows=stop - start))
+    """Compute the live ones of `rows`, the numbers of the rows of the spool; deleted rows stay zero."""
+    live = np.flatnonzero(~store.row_map.is_deleted(rows))
+    for begin in range(0, len(live), _CHUNK_ROWS):
+        chunk = live[begin : begin + _CHUNK_ROWS]
+        view = View(store, rows[chunk])
+        place = f"rows {view.rows[0]} to {view.rows[-1]}"
+        data = spool.check(compute(view), place, rows=len(view))
+        done = 0
+        for run in np.split(chunk, np.flatnonzero(np.diff(chunk) != 1) + 1):
+            size = len(run) * spool.spec.row_bytes
+            spool.write_at(int(run[0]), data[done : done + size])
+            done += size
 
 
 def _fill_by_key(
-    store: FeatureStore, parts: list[Part], spool: TensorSpool, values: Iterable[tuple[str, np.ndarray]]
+    store: FeatureStore, rows: np.ndarray, spool: TensorSpool, values: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    offsets = {part.first_row: start - part.first_row for part, start in zip(parts, _starts(parts))}
-    missing = np.ones(sum(part.rows for part in parts), bool)
+    missing = ~store.row_map.is_deleted(rows)
     for key, value in values:
         row = store.row(key)
-        offset = offsets.get(store.part_of(row).first_row)
-        if offset is None:
+        at = int(rows.searchsorted(row))
+        if at == len(rows) or rows[at] != row:
             raise DuplicateKeyError(f"key {key!r}: the row already has this tensor; leave it out")
-        if not missing[row + offset]:
+        if not missing[at]:
             raise DuplicateKeyError(f"key {key!r}: a value was given twice; give one value per row")
-        spool.write_at(row + offset, spool.check(value, f"key {key!r}"))
-        missing[row + offset] = False
+        spool.write_at(at, spool.check(value, f"key {key!r}"))
+        missing[at] = False
     left = np.flatnonzero(missing)
     if len(left):
-        rows = np.concatenate([np.arange(part.first_row, part.first_row + part.rows) for part in parts])
         raise TensorColumnError(
             f"{store.path}: {len(left)} rows got no value, the first is key "
             f"{store.key(int(rows[left[0]]))!r}; give a value for every row"

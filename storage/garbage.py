@@ -74,7 +74,7 @@ def _listed_paths(root: Path) -> set[str]:
     listed: set[str] = set()
     for number in list_snapshot_ids(root):
         snapshot = read_snapshot(root, number)
-        listed |= {ref.path for ref in snapshot.quarantine}
+        listed |= {ref.path for ref in (*snapshot.quarantine, snapshot.deleted) if ref is not None}
         for part in snapshot.parts:
             listed |= {ref.path for ref in list_files(part)}
     return listed

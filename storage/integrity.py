@@ -51,19 +51,19 @@ def verify_store(root: Path, snapshot: Snapshot) -> VerifyReport:
             read_snapshot(root, number)
         except StorageError as error:
             problems.append(Problem(path=f"snapshots/{number:08d}.json", text=str(error)))
-    refs = list(snapshot.quarantine)
+    refs = [*snapshot.quarantine, *([snapshot.deleted] if snapshot.deleted else [])]
+    alone = list(refs)
     for part in snapshot.parts:
         refs += list_files(part)
         problems += _verify_part(root, part, snapshot)
-    problems += [
-        Problem(path=ref.path, text=text) for ref in snapshot.quarantine if (text := _file_problem(root, ref))
-    ]
+    problems += [Problem(path=ref.path, text=text) for ref in alone if (text := _file_problem(root, ref))]
     return VerifyReport(problems=problems, files=len(refs), bytes=sum(ref.bytes for ref in refs))
 
 
 def list_files(part: Part) -> list[FileRef]:
     """All files of a part."""
-    return [part.index, part.keys, *([part.blobs] if part.blobs else []), *part.tensors.values()]
+    found = [part.index, part.keys, part.row_ids, part.blobs, *part.tensors.values()]
+    return [ref for ref in found if ref is not None]
 
 
 def _verify_part(root: Path, part: Part, snapshot: Snapshot) -> list[Problem]:

@@ -89,11 +89,17 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The rows of one commit. Row i of every file of the part is the store's row first_row + i."""
+    """The rows of one commit, or those that a compaction left of several.
+
+    first_row, end_row: all its rows lie in first_row:end_row, where no other part has any.
+    row_ids: the number of each row; None when row i of every file is the store's row first_row + i.
+    """
 
     id: str
     first_row: int
+    end_row: int
     rows: int
+    row_ids: FileRef | None
     index: FileRef
     keys: FileRef
     blobs: FileRef | None
@@ -109,6 +115,7 @@ class Snapshot:
     next_row: the number that the next row will get; numbers are never used twice.
     columns, tensors: the schema, union over the parts.
     parts: in ascending order of first_row.
+    deleted: the numbers of the rows that are still in a part but can no longer be read.
     quarantine: Parquet files of what was refused.
     """
 
@@ -121,6 +128,7 @@ class Snapshot:
     columns: Mapping[str, ColumnSpec]
     tensors: Mapping[str, TensorSpec]
     parts: tuple[Part, ...]
+    deleted: FileRef | None
     quarantine: tuple[FileRef, ...]
 
 
@@ -189,14 +197,17 @@ def _snapshot(fields: dict[str, Any]) -> Snapshot:
         columns=columns,
         tensors=tensors,
         parts=parts,
+        deleted=None if fields["deleted"] is None else _file(fields["deleted"], "index"),
         quarantine=tuple(_file(value, "quarantine") for value in fields["quarantine"]),
     )
     end = 0
     for part in parts:
         if part.first_row < end:
             raise ValueError(f"part {part.id} begins at row {part.first_row}, but rows below {end} are taken")
-        end = part.first_row + part.rows
-    if end > snapshot.next_row or sum(part.rows for part in parts) != snapshot.num_rows:
+        end = part.end_row
+    held = sum(part.rows for part in parts)
+    deleted = snapshot.deleted.rows if snapshot.deleted else 0
+    if end > snapshot.next_row or held - deleted != snapshot.num_rows:
         raise ValueError(
             f"the parts do not add up to num_rows {snapshot.num_rows}, next_row {snapshot.next_row}"
         )
@@ -212,14 +223,20 @@ def _part(fields: dict[str, Any], specs: Mapping[str, TensorSpec]) -> Part:
     part = Part(
         id=_match(_PART_ID, fields["id"]),
         first_row=_count(fields["first_row"]),
+        end_row=_count(fields["end_row"]),
         rows=_count(fields["rows"]),
+        row_ids=None if fields["row_ids"] is None else _file(fields["row_ids"], "index"),
         index=_file(fields["index"], "index"),
         keys=_file(fields["keys"], "index"),
         blobs=None if fields["blobs"] is None else _file(fields["blobs"], "blobs"),
         tensors=tensors,
     )
-    if part.rows < 1 or any(file.rows != part.rows for file in (part.index, part.keys, *tensors.values())):
+    files = (part.index, part.keys, part.row_ids, *tensors.values())
+    if part.rows < 1 or any(file is not None and file.rows != part.rows for file in files):
         raise ValueError(f"part {part.id}: its files do not all have {part.rows} rows")
+    span = part.end_row - part.first_row
+    if span < part.rows or (part.row_ids is None and span != part.rows):
+        raise ValueError(f"part {part.id}: {part.rows} rows do not fit {part.first_row}:{part.end_row}")
     return part
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Sequence
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from storage.columns import SQL_TYPES
@@ -32,9 +33,10 @@ class SampleTable:
     Connections belong to one process; after a fork the child makes its own.
     """
 
-    def __init__(self, snapshot: Snapshot, paths: Sequence[str]) -> None:
+    def __init__(self, snapshot: Snapshot, paths: Sequence[str], deleted: np.ndarray) -> None:
         self._snapshot = snapshot
         self._paths = list(paths)
+        self._deleted = deleted
         self._connection: duckdb.DuckDBPyConnection | None = None
         _tables.add(self)
         self._lock = threading.Lock()
@@ -74,6 +76,10 @@ class SampleTable:
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect(":memory:", config={"arrow_large_buffer_size": True})
+        if len(self._deleted):
+            connection.register("arrow_deleted", pa.table({"row": self._deleted}))
+            connection.execute("CREATE TABLE deleted_rows AS SELECT row FROM arrow_deleted")
+            connection.unregister("arrow_deleted")
         connection.execute(self._view_sql())
         # The parts may be read and nothing else; run() lets only SELECT pass, so nothing can be written.
         connection.execute(f"SET allowed_paths = {_list(self._paths)}")
@@ -91,12 +97,23 @@ class SampleTable:
             types += [(name, SQL_TYPES[spec.type]) for name, spec in self._snapshot.columns.items()]
             nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quote(name)}" for name, kind in types)
             return f"CREATE VIEW samples AS SELECT {nulls} WHERE false"
-        first_rows = [part.first_row for part in parts]
-        first = str(first_rows[0]) if len(parts) == 1 else f"{first_rows}[file_index::BIGINT + 1]"
-        return (
-            f"CREATE VIEW samples AS SELECT {first}::BIGINT + file_row_number AS row, {', '.join(columns)} "
-            f"FROM read_parquet({_list(self._paths)}, union_by_name = true)"
-        )
+        sql = f"SELECT {self._row_sql()} AS row, {', '.join(columns)} FROM {_parquet(self._paths)}"
+        if len(self._deleted):
+            sql = f"SELECT * FROM ({sql}) ANTI JOIN deleted_rows USING (row)"
+        return f"CREATE VIEW samples AS {sql}"
+
+    def _row_sql(self) -> str:
+        """The number of a row: from the file of a compacted part, else by its place in the file."""
+        parts = self._snapshot.parts
+        firsts = [part.first_row for part in parts]
+        first = str(firsts[0]) if len(parts) == 1 else f"{firsts}[file_index::BIGINT + 1]"
+        counted = f"{first}::BIGINT + file_row_number"
+        stored = [part.row_ids is not None for part in parts]
+        return '"row"' if all(stored) else f'coalesce("row", {counted})' if any(stored) else counted
+
+
+def _parquet(paths: Sequence[str]) -> str:
+    return f"read_parquet({_list(paths)}, union_by_name = true)"
 
 
 def _list(paths: Sequence[str]) -> str:

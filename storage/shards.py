@@ -19,7 +19,7 @@ from storage.errors import CorruptionError, TensorColumnError
 from storage.files import map_private, map_shared, open_shard
 from storage.key_index import KeyIndex
 from storage.keys import NO_BLOB, KeyTable
-from storage.manifest import FileRef, Part, TensorFile, TensorSpec
+from storage.manifest import FileRef, Part, Snapshot, TensorFile, TensorSpec
 from storage.tensors import block_checksums, block_rows, read_block_checksums
 
 __all__ = ["VERIFY_POLICIES", "Counters", "PartReader", "ReaderPool", "TensorShard"]
@@ -132,6 +132,7 @@ class PartReader:
         self.part = part
         self._lock = threading.Lock()
         self._keys: KeyTable | None = None
+        self._row_ids: np.ndarray | None = None
         self._blobs: np.ndarray | None = None
         self._blob_unread = np.ones(part.rows, bool) if part.blobs else np.zeros(0, bool)
         self._tensors: dict[str, TensorShard] = {}
@@ -158,6 +159,20 @@ class PartReader:
                     )
                 self._keys = table
             return self._keys
+
+    def global_rows(self, rows: np.ndarray) -> np.ndarray:
+        """The store's numbers of rows of the part."""
+        if self.part.row_ids is None:
+            return rows + self.part.first_row
+        if self._row_ids is None:
+            self._row_ids = _read_row_file(self.root, self.part.row_ids)
+        return self._row_ids[rows]
+
+    def local_row(self, row: int) -> int:
+        """The row of the part that has a number of the store, which it must hold."""
+        if self.part.row_ids is None:
+            return row - self.part.first_row
+        return int(self.global_rows(np.arange(self.part.rows)).searchsorted(row))
 
     def blob(self, row: int, policy: str) -> memoryview | None:
         """The bytes of a row's blob on the map, or None when it has none.
@@ -249,6 +264,13 @@ class PartReader:
         return array
 
 
+def _read_row_file(root: Path, ref: FileRef) -> np.ndarray:
+    """The row numbers of a file, ascending int64 (rows,), on its map."""
+    mapped, _ = map_shared(root, ref.path, ref.bytes)
+    _check_whole(mapped, root, ref)
+    return pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0).column(0).to_numpy()
+
+
 def _check_whole(mapped: np.ndarray, root: Path, ref: FileRef) -> None:
     found = xxhash.xxh3_128_hexdigest(mapped.data)
     if found != ref.xxh3:
@@ -282,6 +304,12 @@ class ReaderPool:
                 _readers[name] = self._readers[name] = reader
         return reader
 
+    def deleted_rows(self, snapshot: Snapshot) -> np.ndarray:
+        """The numbers of the deleted rows of a snapshot, ascending int64 (n,)."""
+        if snapshot.deleted is None:
+            return np.empty(0, np.int64)
+        return _read_row_file(Path(self._real_root), snapshot.deleted)
+
     def key_index(self, parts: Sequence[Part], policy: str) -> KeyIndex:
         """The key index of a snapshot's parts; a newer snapshot extends the index of an older one."""
         held = self._key_index
@@ -290,7 +318,7 @@ class ReaderPool:
             if len(held.parts) < len(parts):
                 held = held.extended(parts)
         else:
-            held = KeyIndex(parts, lambda part: self.get(part).keys(policy))
+            held = KeyIndex(parts, self.get, policy)
         self._key_index = held
         return held
 

@@ -52,7 +52,7 @@ def create_store(root: Path) -> Snapshot:
     fsync_directory(root.parent)
     empty = Snapshot(
         id=0, parent=None, created=_now(), message="create", num_rows=0, next_row=0,
-        columns={}, tensors={}, parts=(), quarantine=(),
+        columns={}, tensors={}, parts=(), deleted=None, quarantine=(),
     )  # fmt: skip
     if not _publish_file(root, empty):
         raise StoreExistsError(f"{root}: another process created a store here; open it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,15 +14,16 @@ import pyarrow.parquet as pq
 
 from storage.column import TensorColumn
 from storage.columns import SQL_TYPES
-from storage.errors import KeyNotFoundError, RowNotFoundError, StorageError, TensorColumnError
+from storage.errors import KeyNotFoundError, StorageError, TensorColumnError
 from storage.features import Values, add_tensor_column, newest_store
 from storage.files import map_shared
 from storage.garbage import GcReport, collect_garbage
 from storage.index import QuarantineWriter
 from storage.integrity import VerifyReport, verify_store
 from storage.key_index import KeyIndex
-from storage.manifest import Part, Snapshot
+from storage.manifest import Snapshot
 from storage.query import SampleTable
+from storage.rows import RowMap
 from storage.shards import VERIFY_POLICIES, Counters, PartReader, ReaderPool
 from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, publish, read_snapshot
 from storage.tensors import tensor_spec
@@ -56,9 +56,7 @@ class FeatureStore:
         self.counters = counters or Counters()
         self._pool = readers or ReaderPool(path)
         self._readers: list[PartReader | None] = [None] * len(snapshot.parts)
-        self._starts = [part.first_row for part in snapshot.parts]
-        self._first_rows = np.array(self._starts, np.int64)
-        self._end_rows = np.array([part.first_row + part.rows for part in snapshot.parts], np.int64)
+        self.row_map = RowMap(path, snapshot, self._pool, self.part)
         self._key_index: KeyIndex | None = None
         self._samples: SampleTable | None = None
 
@@ -192,7 +190,7 @@ class FeatureStore:
         """
         if self._samples is None:
             paths = [str(self.part(i).check_index(self.policy)) for i in range(len(self.snapshot.parts))]
-            self._samples = SampleTable(self.snapshot, paths)
+            self._samples = SampleTable(self.snapshot, paths, self.row_map.deleted)
         return self._samples.run(sql)
 
     def select(
@@ -206,9 +204,7 @@ class FeatureStore:
             limit: At most so many.
         """
         if where is None and order_by is None:
-            ranges = [np.arange(part.first_row, part.first_row + part.rows) for part in self.snapshot.parts]
-            rows = np.concatenate(ranges) if ranges else np.empty(0, np.int64)
-            return View(self, rows[:limit])
+            return View(self, self.row_map.live_rows()[:limit])
         sql = "SELECT row FROM samples" + (f" WHERE (\n{where}\n)" if where else "")
         if order_by is not None or limit is not None:
             sql += " ORDER BY " + (f"{order_by}\n, row" if order_by else "row")
@@ -219,7 +215,7 @@ class FeatureStore:
 
     def key(self, row: int) -> str:
         """The key of a row."""
-        part, local = self._locate_one(row)
+        part, local = self.row_map.locate_one(row)
         return self.part(part).keys(self.policy).key(local)
 
     def row(self, key: str) -> int:
@@ -230,7 +226,7 @@ class FeatureStore:
         """
         if self._key_index is None:
             self._key_index = self._pool.key_index(self.snapshot.parts, self.policy)
-        row = self._key_index.find(key)
+        row = self._key_index.find(key, self.row_map.deleted)
         if row is None:
             near = self._nearest_keys(key)
             hint = f"; the nearest are {', '.join(map(repr, near))}" if near else ""
@@ -245,7 +241,7 @@ class FeatureStore:
             StorageError: If the row has no blob.
             CorruptionError: If the bytes do not match their checksum.
         """
-        part, local = self._locate_one(row)
+        part, local = self.row_map.locate_one(row)
         blob = self.part(part).blob(local, self.policy)
         if blob is None:
             raise StorageError(
@@ -292,36 +288,6 @@ class FeatureStore:
         if reader is None:
             reader = self._readers[index] = self._pool.get(self.snapshot.parts[index])
         return reader
-
-    def part_of(self, row: int) -> Part:
-        """The part that holds a row."""
-        return self.snapshot.parts[self._locate_one(row)[0]]
-
-    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Position in `snapshot.parts` and row within the part, int64 (n,) each.
-
-        Raises:
-            RowNotFoundError: If a row does not exist.
-        """
-        if not np.issubdtype(rows.dtype, np.integer) or rows.ndim != 1:
-            raise RowNotFoundError(f"rows are {rows.dtype}{rows.shape}, wanted whole numbers of shape (n,)")
-        parts = self._first_rows.searchsorted(rows, side="right") - 1
-        outside = parts < 0 if not len(self._end_rows) else (parts < 0) | (rows >= self._end_rows[parts])
-        if outside.any():
-            raise RowNotFoundError(
-                f"{self.path}: snapshot {self.snapshot.id} has no row {rows[outside][0]}; rows are below "
-                f"{self.snapshot.next_row}"
-            )
-        return parts, rows - self._first_rows[parts]
-
-    def _locate_one(self, row: int) -> tuple[int, int]:
-        part = bisect.bisect_right(self._starts, row) - 1
-        if part < 0 or row >= self._end_rows[part]:
-            raise RowNotFoundError(
-                f"{self.path}: snapshot {self.snapshot.id} has no row {row}; rows are below "
-                f"{self.snapshot.next_row}"
-            )
-        return part, row - self._starts[part]
 
     def unknown_column(self, name: str) -> str:
         """The text of an error about a metadata column that does not exist."""

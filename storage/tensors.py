@@ -94,11 +94,15 @@ class TensorSpool:
         self._file.write(data)
         self.rows += len(data) // self.spec.row_bytes
 
+    def reserve(self, rows: int) -> None:
+        """Make place for so many rows of zeros, to be written by number."""
+        self._file.truncate(rows * self.spec.row_bytes)
+        self.rows = rows
+
     def write_at(self, row: int, data: memoryview) -> None:
-        """Write checked bytes as the rows from `row` on."""
+        """Write checked bytes as the reserved rows from `row` on."""
         self._file.seek(row * self.spec.row_bytes)
         self._file.write(data)
-        self.rows = max(self.rows, row + len(data) // self.spec.row_bytes)
 
     def seal(self, path: Path, start: int, stop: int) -> tuple[int, str]:
         """Write rows start:stop as an Arrow file.

@@ -60,7 +60,7 @@ class View:
         if name == "row":
             return pa.array(self.rows)
         kind = self._type(name)
-        part_of, local = self.store.locate(self.rows)
+        part_of, local = self.store.row_map.locate(self.rows)
         pieces: list[pa.Array] = []
         positions: list[np.ndarray] = []
         for part in np.unique(part_of).tolist():

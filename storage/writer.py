@@ -52,6 +52,7 @@ class Writer:
         self._message = message
         self._base = newest_snapshot(self._root)
         self._known = readers.key_index(self._base.parts, "first-read")
+        self._deleted = readers.deleted_rows(self._base)
         self._types = ColumnTypes(_origins(self._base), columns)
         for name, spec in tensors.items():
             _check_tensor_spec(name, spec, self._base)
@@ -123,7 +124,7 @@ class Writer:
             raise DuplicateKeyError(
                 f"{place}: row {mine} of the same commit has this key; give each row a key of its own"
             )
-        theirs = self._known.find(key)
+        theirs = self._known.find(key, self._deleted)
         if theirs is not None:
             raise DuplicateKeyError(
                 f"{place}: row {theirs} of {self._root} (snapshot {self._base.id}) has this key; "
@@ -190,7 +191,17 @@ class Writer:
         tensors = {
             name: seal_tensor(self._staging, spool, part_id, 0, rows) for name, spool in self._tensors.items()
         }
-        return Part(id=part_id, first_row=0, rows=rows, index=index, keys=keys, blobs=blobs, tensors=tensors)
+        return Part(
+            id=part_id,
+            first_row=0,
+            end_row=rows,
+            rows=rows,
+            row_ids=None,
+            index=index,
+            keys=keys,
+            blobs=blobs,
+            tensors=tensors,
+        )
 
     def _seal_quarantine(self) -> tuple[FileRef, ...]:
         if self._quarantine is None:
@@ -204,6 +215,7 @@ class Writer:
             return replace(newest, message=self._message, quarantine=newest.quarantine + refused)
         self._refuse_conflicts(newest)
         mine = self._types.types()
+        placed = replace(part, first_row=newest.next_row, end_row=newest.next_row + part.rows)
         columns = dict(newest.columns)
         for name, kind in mine.items():
             if name not in columns or columns[name].type == "null":
@@ -216,7 +228,7 @@ class Writer:
             next_row=newest.next_row + part.rows,
             columns=columns,
             tensors={**newest.tensors, **specs},
-            parts=(*newest.parts, replace(part, first_row=newest.next_row)),
+            parts=(*newest.parts, placed),
             quarantine=newest.quarantine + refused,
         )
 
@@ -233,17 +245,22 @@ class Writer:
             _check_tensor_spec(name, spool.spec, newest)
 
     def _refuse_shared_keys(self, newest: Snapshot, part: Part) -> None:
-        table = self._readers.get(part).keys("first-read")
+        reader = self._readers.get(part)
+        table = reader.keys("first-read")
+        deleted = self._readers.deleted_rows(newest)
         hashes = self._keys.hashes()
         for shared in table.shared_hashes(hashes).tolist():
             for row in np.flatnonzero(hashes == shared).tolist():
                 key = self._keys.key(row)
-                other = table.find(key, shared)
-                if other is not None:
+                local = table.find(key, shared)
+                if local is None:
+                    continue
+                other = int(reader.global_rows(np.array([local]))[0])
+                if not np.isin(other, deleted):
                     raise DuplicateKeyError(
                         f"row {row} of the commit, key {key.decode()!r}: another writer published it "
                         "meanwhile as row "
-                        f"{part.first_row + other} of {self._root} (snapshot {newest.id}); nothing "
+                        f"{other} of {self._root} (snapshot {newest.id}); nothing "
                         "was committed"
                     )
 

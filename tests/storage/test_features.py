@@ -35,7 +35,7 @@ def test_mistakes_publish_nothing(filled):
         ([*every, every[0]], DuplicateKeyError, "given twice"),
         ([*every, ("nobody", one)], KeyNotFoundError, "nobody"),
         ([(every[0][0], np.zeros(2, np.int8))], TensorColumnError, r"int8\(2,\)"),
-        (lambda view: np.zeros((1, 1), np.int8), TensorColumnError, "rows 0 to 59"),
+        (lambda view: np.zeros((1, 1), np.int8), TensorColumnError, "rows 0 to 99"),
     ):
         with pytest.raises(error, match=text):
             filled.add_column("x", values, dtype="int8", shape=(1,))
