@@ -22,6 +22,7 @@ from storage.errors import (
     TensorColumnError,
 )
 from storage.garbage import GcReport
+from storage.history import SnapshotDiff
 from storage.integrity import Problem, VerifyReport
 from storage.manifest import Snapshot
 from storage.shards import Counters
@@ -46,6 +47,7 @@ __all__ = [
     "QueryError",
     "RowNotFoundError",
     "Snapshot",
+    "SnapshotDiff",
     "SnapshotNotFoundError",
     "StorageError",
     "StoreExistsError",

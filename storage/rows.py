@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pyarrow as pa
 
 from storage.errors import RowNotFoundError
 from storage.manifest import Snapshot
-from storage.shards import PartReader, ReaderPool
+from storage.shards import ReaderPool
 
 __all__ = ["RowMap", "write_row_file"]
 
@@ -27,13 +26,11 @@ def write_row_file(path: Path, rows: np.ndarray) -> None:
 class RowMap:
     """Global row number <-> part and row within the part, for one snapshot."""
 
-    def __init__(
-        self, root: Path, snapshot: Snapshot, pool: ReaderPool, reader: Callable[[int], PartReader]
-    ) -> None:
-        self._place = f"{root}: snapshot {snapshot.id}"
+    def __init__(self, snapshot: Snapshot, pool: ReaderPool) -> None:
+        self._place = f"{pool.root}: snapshot {snapshot.id}"
+        self._pool = pool
         self._parts = snapshot.parts
         self._next_row = snapshot.next_row
-        self._reader = reader
         self._starts = [part.first_row for part in snapshot.parts]
         self._first_rows = np.array(self._starts, np.int64)
         self._end_rows = np.array([part.end_row for part in snapshot.parts], np.int64)
@@ -42,7 +39,8 @@ class RowMap:
 
     def part_rows(self, part: int) -> np.ndarray:
         """The numbers of all rows of a part, deleted ones too, int64 (rows,) ascending."""
-        return self._reader(part).global_rows(np.arange(self._parts[part].rows))
+        held = self._parts[part]
+        return self._pool.get(held).global_rows(np.arange(held.rows))
 
     def live_rows(self) -> np.ndarray:
         """The numbers of all rows that can be read, ascending."""

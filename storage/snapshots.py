@@ -25,7 +25,7 @@ from storage.manifest import Snapshot, decode_snapshot, encode_snapshot
 
 __all__ = ["create_store", "list_snapshot_ids", "newest_snapshot", "publish", "read_snapshot"]
 
-FOLDERS = ("snapshots", "index", "blobs", "tensors", "quarantine", "staging")
+FOLDERS = ("snapshots", "index", "blobs", "tensors", "quarantine", "staging", "tags")
 _SNAPSHOT_NAME = re.compile(r"(\d{8,18})\.json")
 _MAX_ATTEMPTS = 1000
 

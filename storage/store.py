@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 
 from storage.column import TensorColumn
 from storage.columns import SQL_TYPES
-from storage.errors import KeyNotFoundError, StorageError, TensorColumnError
+from storage.deletion import delete_rows
+from storage.errors import KeyNotFoundError, SnapshotNotFoundError, StorageError, TensorColumnError
 from storage.features import Values, add_tensor_column, newest_store
 from storage.files import map_shared
 from storage.garbage import GcReport, collect_garbage
+from storage.history import SnapshotDiff, diff_snapshots, list_tags, read_log, remove_tag, write_tag
 from storage.index import QuarantineWriter
 from storage.integrity import VerifyReport, verify_store
 from storage.key_index import KeyIndex
@@ -56,7 +58,7 @@ class FeatureStore:
         self.counters = counters or Counters()
         self._pool = readers or ReaderPool(path)
         self._readers: list[PartReader | None] = [None] * len(snapshot.parts)
-        self.row_map = RowMap(path, snapshot, self._pool, self.part)
+        self.row_map = RowMap(snapshot, self._pool)
         self._key_index: KeyIndex | None = None
         self._samples: SampleTable | None = None
 
@@ -160,6 +162,54 @@ class FeatureStore:
         text = message or f"restore snapshot {snapshot_id}"
         return publish(self.path, lambda newest: replace(old, message=text, next_row=newest.next_row))
 
+    def delete(self, rows: str | View, message: str = "") -> Snapshot:
+        """Publish a snapshot without some rows: those that meet an SQL condition now, or those of a view.
+
+        Earlier snapshots keep them. Their keys may be used again, their numbers never are.
+        """
+        view = newest_store(self).select(rows) if isinstance(rows, str) else rows
+        return delete_rows(self._pool, view.rows, message or f"delete {len(view)} rows")
+
+    # History
+
+    def log(self) -> list[Snapshot]:
+        """This snapshot and those it was made from, newest first."""
+        return read_log(self.path, self.snapshot)
+
+    def diff(self, old: int | str, new: int | str) -> SnapshotDiff:
+        """What changed from one snapshot to another, given by number or tag."""
+        return diff_snapshots(self._pool, self.at(old).snapshot, self.at(new).snapshot)
+
+    def at(self, snapshot: int | str) -> FeatureStore:
+        """A handle on another snapshot of the store, given by number or tag.
+
+        Raises:
+            SnapshotNotFoundError: If there is none.
+        """
+        if isinstance(snapshot, str):
+            tags = self.tags()
+            if snapshot not in tags:
+                raise SnapshotNotFoundError(unknown_name("tag", snapshot, list(tags), self.path))
+            snapshot = tags[snapshot]
+        found = read_snapshot(self.path, snapshot)
+        return FeatureStore(self.path, found, self.policy, self.counters, self._pool.narrowed(found.parts))
+
+    def tag(self, name: str, snapshot: int | None = None) -> None:
+        """Give a snapshot (by default this one) a name. A tagged snapshot is never removed.
+
+        Raises:
+            StorageError: If the name is taken or is not made of letters, digits, "_", "-" and ".".
+        """
+        write_tag(self.path, name, self.snapshot.id if snapshot is None else snapshot)
+
+    def untag(self, name: str) -> None:
+        """Forget a tag; the snapshot itself stays."""
+        remove_tag(self.path, name)
+
+    def tags(self) -> dict[str, int]:
+        """Tags -> number of the snapshot."""
+        return list_tags(self.path)
+
     # Reading
 
     def snapshots(self) -> list[Snapshot]:
@@ -258,7 +308,9 @@ class FeatureStore:
         """
         spec = self.snapshot.tensors.get(name)
         if spec is None:
-            raise TensorColumnError(_unknown("tensor column", name, list(self.snapshot.tensors), self.path))
+            raise TensorColumnError(
+                unknown_name("tensor column", name, list(self.snapshot.tensors), self.path)
+            )
         return TensorColumn(self, name, spec)
 
     def quarantined(self) -> pa.Table:
@@ -291,7 +343,7 @@ class FeatureStore:
 
     def unknown_column(self, name: str) -> str:
         """The text of an error about a metadata column that does not exist."""
-        return _unknown("column", name, list(self.columns), self.path)
+        return unknown_name("column", name, list(self.columns), self.path)
 
     def _nearest_keys(self, key: str) -> list[str]:
         """Up to three existing keys that look like `key`, sought by SQL so that no list of keys is built."""
@@ -302,7 +354,7 @@ class FeatureStore:
         return table.column(0).to_pylist()
 
 
-def _unknown(what: str, name: str, known: list[str], path: Path) -> str:
+def unknown_name(what: str, name: str, known: list[str], path: Path) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
     return f"{path}: there is no {what} {name!r}; {hint}"

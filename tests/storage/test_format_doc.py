@@ -19,7 +19,7 @@ DOC = Path(__file__).parents[2] / "docs" / "format.md"
 def reader(tmp_path):
     """The program at the end of docs/format.md, as a file."""
     (program,) = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(program.splitlines()) <= 40
+    assert len(program.splitlines()) <= 45
     assert set(re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)) == {
         "hashlib", "json", "sys", "pathlib", "lmdb", "pyarrow",
     }  # fmt: skip
@@ -49,10 +49,20 @@ def test_the_documented_reader_reads_long_keys(empty, reader):
     assert reader(empty.path, "bare") == ["row 1", "key 'bare'", "hash None", "bytes None"]
 
 
+def test_the_documented_reader_knows_deleted_rows(filled, reader):
+    filled.delete("width = 61")
+    assert reader(filled.path, "k00061") == []
+    filled.append([{"key": "k00061", "blob": b"again"}])
+    lines = reader(filled.path, "k00061")
+    assert lines[0] == "row 100" and f"blob {b'again'.hex()}" in lines
+
+
 def test_every_file_is_of_a_documented_kind(filled):
     filled.add_column("late", lambda view: view.rows.astype(np.int32), dtype="int32", shape=())
     with filled.writer() as writer:
         writer.quarantine(key="k", place="p", reason="r")
+    filled.delete("width = 3")
+    filled.tag("v1")
     part = r"[0-9a-z]{21}"
     kinds = [
         r"snapshots/\d{8}\.json",
@@ -62,6 +72,8 @@ def test_every_file_is_of_a_documented_kind(filled):
         rf"tensors/codes/{part}\.arrow",
         rf"tensors/late/{part}-{part}\.arrow",
         rf"quarantine/part-{part}\.parquet",
+        rf"index/deleted-{part}-\d+\.arrow",
+        r"tags/[\w.-]+\.json",
     ]
     for path in filled.path.rglob("*"):
         if path.is_file():

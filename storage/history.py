@@ -1,0 +1,124 @@
+"""What happened to a store: the line of snapshots, what changed between two of them, and names for some."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from storage.errors import ManifestError, SnapshotNotFoundError, StorageError
+from storage.files import fsync_directory, publish_exclusively
+from storage.manifest import FILE_NAME, Snapshot
+from storage.rows import RowMap
+from storage.shards import ReaderPool
+from storage.snapshots import list_snapshot_ids, read_snapshot
+
+__all__ = ["SnapshotDiff", "diff_snapshots", "list_tags", "read_log", "remove_tag", "write_tag"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDiff:
+    """How snapshot `new` differs from snapshot `old`.
+
+    rows_added, rows_removed: int64 (n,), ascending row numbers.
+    columns_added, columns_removed: metadata columns.
+    tensors_added, tensors_removed: tensor columns.
+    """
+
+    old: int
+    new: int
+    rows_added: np.ndarray
+    rows_removed: np.ndarray
+    columns_added: tuple[str, ...]
+    columns_removed: tuple[str, ...]
+    tensors_added: tuple[str, ...]
+    tensors_removed: tuple[str, ...]
+
+
+def diff_snapshots(pool: ReaderPool, old: Snapshot, new: Snapshot) -> SnapshotDiff:
+    """Compare rows and schema; parts that both snapshots have are not read."""
+    before, after = RowMap(old, pool).live_rows(), RowMap(new, pool).live_rows()
+    return SnapshotDiff(
+        old=old.id,
+        new=new.id,
+        rows_added=np.setdiff1d(after, before, assume_unique=True),
+        rows_removed=np.setdiff1d(before, after, assume_unique=True),
+        columns_added=tuple(name for name in new.columns if name not in old.columns),
+        columns_removed=tuple(name for name in old.columns if name not in new.columns),
+        tensors_added=tuple(name for name in new.tensors if name not in old.tensors),
+        tensors_removed=tuple(name for name in old.tensors if name not in new.tensors),
+    )
+
+
+def read_log(root: Path, newest: Snapshot) -> list[Snapshot]:
+    """A snapshot and those it was made from, newest first, as far back as they are kept."""
+    kept = set(list_snapshot_ids(root))
+    log = [newest]
+    while log[-1].parent is not None and log[-1].parent in kept:
+        log.append(read_snapshot(root, log[-1].parent))
+    return log
+
+
+def write_tag(root: Path, name: str, snapshot_id: int) -> None:
+    """Give a snapshot a name, which is kept until it is removed.
+
+    Raises:
+        StorageError: If the name is taken or cannot be that of a file.
+        SnapshotNotFoundError: If there is no such snapshot.
+    """
+    _check_name(root, name)
+    read_snapshot(root, snapshot_id)
+    folder = root / "tags"
+    if not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+        fsync_directory(root)
+    content = json.dumps({"format": 1, "name": name, "snapshot": snapshot_id}).encode() + b"\n"
+    temporary = root / "staging" / f"tag-{secrets.token_hex(8)}.json"
+    if not publish_exclusively(folder / f"{name}.json", content, temporary):
+        raise StorageError(f"{root}: there is a tag {name!r} already; remove it first, or use another name")
+    try:
+        read_snapshot(root, snapshot_id)
+    except SnapshotNotFoundError:
+        remove_tag(root, name)
+        raise
+
+
+def list_tags(root: Path) -> dict[str, int]:
+    """Tag -> number of its snapshot."""
+    tags = {}
+    for path in sorted((root / "tags").glob("*.json")):
+        try:
+            tags[path.stem] = int(json.loads(path.read_bytes())["snapshot"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ManifestError(
+                f"{path}: the tag is damaged: {error}; remove the file and tag again"
+            ) from None
+        except FileNotFoundError:
+            continue
+    return tags
+
+
+def remove_tag(root: Path, name: str) -> None:
+    """Forget a tag; its snapshot stays.
+
+    Raises:
+        StorageError: If there is no such tag.
+    """
+    _check_name(root, name)
+    try:
+        (root / "tags" / f"{name}.json").unlink()
+    except FileNotFoundError:
+        known = ", ".join(list_tags(root)) or "none"
+        raise StorageError(f"{root}: there is no tag {name!r}; there are {known}") from None
+    fsync_directory(root / "tags")
+
+
+def _check_name(root: Path, name: str) -> None:
+    if not FILE_NAME.fullmatch(name):
+        raise StorageError(
+            f"{root}: tag {name!r} cannot be used: a name has 1 to 128 letters, digits, '_', '-' and '.', "
+            "and does not begin with '-' or '.'"
+        )
