@@ -1,7 +1,7 @@
 """The map of the domain: what one stage of the loop hands to the next.
 
 The data moves from top to bottom: a `Prompt` is rolled out into a `Rollout`; the rollout's samples go to
-a reward as `Sample`s and come back as `Scores`; scores and values become a `Experience`, which the update
+a reward as `Sample`s and come back as `Scores`; scores and values become an `Experience`, which the update
 consumes.
 
 Axes: P prompts, G samples per prompt, B = P * G rows ordered prompt-major (row b belongs to prompt b // G),
@@ -36,7 +36,9 @@ class Prompt:
     caption: str
     """True caption. Shown to the policy when it draws; the answer to find when it writes."""
     codes: np.ndarray | None = None
-    """Image codes, int64 (rows * columns,), each in [0, num_codes). Needed when the policy writes text."""
+    """Image codes, integers (rows * columns,), each in [0, num_codes). Needed when the policy writes text."""
+    image: np.ndarray | None = None
+    """uint8 (H, W, 3) RGB, what the reward sees. Needed when the policy writes text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,8 @@ class Experience:
     """float32 (B, T), of the frozen reference."""
     old_values: Tensor
     """float32 (B, T), the critic's values before the update, in reward units."""
+    loss_mask: Tensor
+    """bool (B, T), the response mask without the rows that could not be scored."""
     advantages: Tensor
     """float32 (B, T), whitened over the whole batch; 0 where the mask is False."""
     returns: Tensor

@@ -25,12 +25,10 @@ __all__ = ["DigitPools", "all_captions", "caption_of", "choose_held_out", "deal_
 
 SIDE = 32
 """Height and width of a picture in pixels."""
-DIGIT_SIDE = 18
+DIGIT_SIDE = 16
 """Height and width of the box of one digit in pixels."""
-LEFT_X, RIGHT_X, TOP_Y = 0, 14, 7
-"""Where the two boxes stand without jitter."""
-JITTER_X, JITTER_Y = 1, 2
-"""Largest shift of a whole picture, in pixels, each way."""
+TOP_Y = 8
+"""Row at which the two boxes start. They stand side by side and fill the width, as on a form."""
 PAPER = np.array([250, 246, 236])
 INK = np.array([28, 34, 72])
 
@@ -107,23 +105,17 @@ def deal_digits(seed: int, pools: DigitPools) -> dict[str, dict[int, np.ndarray]
 
 
 def draw_number(number: int, pool: dict[int, np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """Draw a number with random digits of the pool and a random shift; uint8 (32, 32, 3)."""
-    tens, unit = divmod(number, 10)
-    shift_x = int(rng.integers(-JITTER_X, JITTER_X + 1))
-    shift_y = int(rng.integers(-JITTER_Y, JITTER_Y + 1))
-    ink = np.zeros((SIDE, SIDE + 2 * JITTER_X))
-    for digit, left in ((tens, LEFT_X), (unit, RIGHT_X)):
+    """Draw a number with random digits of the pool; uint8 (32, 32, 3)."""
+    ink = np.zeros((SIDE, SIDE, 1))
+    for position, digit in enumerate(divmod(number, 10)):
         choices = pool[digit]
-        box = _enlarge(choices[int(rng.integers(len(choices)))])
-        top, start = TOP_Y + shift_y, left + shift_x + JITTER_X
-        target = ink[top : top + DIGIT_SIDE, start : start + DIGIT_SIDE]
-        np.maximum(target, box, out=target)
-    ink = ink[:, JITTER_X : JITTER_X + SIDE, None]
+        columns = slice(position * DIGIT_SIDE, (position + 1) * DIGIT_SIDE)
+        ink[TOP_Y : TOP_Y + DIGIT_SIDE, columns, 0] = _enlarge(choices[int(rng.integers(len(choices)))])
     return np.rint(PAPER + (INK - PAPER) * ink).astype(np.uint8)
 
 
 def _enlarge(digit: np.ndarray) -> np.ndarray:
-    """Enlarge an 8x8 digit smoothly; float64 (18, 18), 0 is paper and 1 is ink."""
+    """Enlarge an 8x8 digit smoothly; float64 (16, 16), 0 is paper and 1 is ink."""
     small = Image.fromarray((digit / 16).astype(np.float32))
     large = np.asarray(small.resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BICUBIC), dtype=np.float64)
     stroke = np.clip((large - 0.1) / 0.85, 0, 1)

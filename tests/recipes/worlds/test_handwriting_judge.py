@@ -47,7 +47,9 @@ def test_garbage_is_unreadable(judge: DigitJudge, drawings: tuple[np.ndarray, np
     _, images = drawings
     rng = np.random.default_rng(1)
     patches = images.reshape(-1, 8, 4, 8, 4, 3).swapaxes(2, 3).reshape(-1, 64, 4, 4, 3)
-    shuffled = rng.permuted(patches, axis=1).reshape(-1, 8, 8, 4, 4, 3).swapaxes(2, 3).reshape(images.shape)
+    shuffled = np.stack([picture[rng.permutation(64)] for picture in patches])
+    shuffled = shuffled.reshape(-1, 8, 8, 4, 4, 3).swapaxes(2, 3).reshape(images.shape)
+    soft = [np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(1.5))) for image in shuffled]
     half_empty = images.copy()
     half_empty[:, :, 16:] = PAPER
     for garbage in (
@@ -57,6 +59,7 @@ def test_garbage_is_unreadable(judge: DigitJudge, drawings: tuple[np.ndarray, np
         rng.integers(0, 256, (100, 32, 32, 3)).astype(np.uint8),
         half_empty,
         shuffled,
+        np.stack(soft),
         np.rot90(images, axes=(1, 2)).copy(),
     ):
         assert (judge.read(garbage) == UNREADABLE).mean() >= 0.99

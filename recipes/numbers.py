@@ -1,0 +1,62 @@
+"""The default demo: real handwriting, two digits to a number, read and written by one small model.
+
+    python -m recipes.numbers --run runs/demo
+
+Text stage: picture in, words out. Image stage: words in, picture out. Some numbers are held out of all
+training; what counts is how well the policy does on them, as a classifier sees it that was fitted on digits
+of its own and is never a reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.worlds.handwriting import all_captions, write_numbers
+from recipes.worlds.handwriting_judge import DigitJudge
+from unirl.trainer.recipe import Recipe
+from unirl.trainer.stages import RunSettings, Stage
+from unirl.types import Judge
+
+__all__ = ["NumbersData", "numbers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumbersData:
+    """Handwritten numbers as PNG and JPEG folders and a tar."""
+
+    num_sft: int = 3000
+    num_rl: int = 1500
+    num_eval: int = 400
+
+    def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:
+        """Write the files, unless they are there, and return the two folders and the tar."""
+        files = write_numbers(
+            directory, seed=seed, num_sft=self.num_sft, num_rl=self.num_rl, num_eval=self.num_eval
+        )
+        return [files.sft, files.rl, files.eval]
+
+    def captions(self) -> Sequence[str]:
+        """Captions of all numbers from 10 to 99."""
+        return all_captions()
+
+    def judge(self, *, seed: int) -> Judge:
+        """Return the classifier that was fitted on the judge's own digits."""
+        return DigitJudge(seed)
+
+
+def numbers(*, seed: int = 0) -> Recipe:
+    """Return the complete run."""
+    return Recipe(
+        name="numbers",
+        data=NumbersData(),
+        warm_up_rows="split = 'sft'",
+        reward_rows="split IN ('sft', 'rl')",
+        evaluation_rows="split = 'eval' AND held_out",
+        stages=(
+            Stage(name="text", direction="text", prompts="split = 'rl'", steps=60, max_words=5),
+            Stage(name="image", direction="image", prompts="split = 'rl'", steps=80, max_words=5),
+        ),
+        settings=RunSettings(seed=seed),
+    )

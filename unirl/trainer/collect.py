@@ -1,0 +1,156 @@
+"""From prompts to experience: roll out, score, and give every token its credit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from unirl.algorithms import gae, kl_penalty_rewards, scored_mask, whiten
+from unirl.errors import ConfigError
+from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
+from unirl.policies.token_lm import PolicyOutput, TokenLM
+from unirl.rollout.native import NativeEngine, sample_uniforms
+from unirl.trainer.distributed import global_moments
+from unirl.trainer.stages import Stage
+from unirl.types import Experience, Prompt, Rollout, Sample, Scores
+
+__all__ = ["make_experience", "response_texts", "roll_out", "samples_of", "score_tokens"]
+
+
+def roll_out(
+    engine: NativeEngine,
+    prompts: Sequence[Prompt],
+    *,
+    group_size: int,
+    length: int,
+    temperature: float,
+    seeds: Sequence[Sequence[int]],
+    micro_prompts: int,
+    policy_version: int = 0,
+) -> list[Rollout]:
+    """Sample from a list of prompts, `micro_prompts` at a time.
+
+    Args:
+        engine: Samples with the policy's present weights.
+        prompts: P prompts of one direction.
+        group_size: G.
+        length: T.
+        temperature: Divides the logits.
+        seeds: One for each prompt; see `sample_uniforms`.
+        micro_prompts: Prompts in one call of the engine.
+        policy_version: Recorded with the rollout.
+
+    Returns:
+        One rollout per `micro_prompts` prompts. They keep their own padding.
+    """
+    uniforms = np.stack([sample_uniforms(seed, group_size, length) for seed in seeds])
+    return [
+        engine.rollout(
+            prompts[start : start + micro_prompts],
+            uniforms[start : start + micro_prompts],
+            temperature=temperature,
+            policy_version=policy_version,
+        )
+        for start in range(0, len(prompts), micro_prompts)
+    ]
+
+
+def response_texts(policy: TokenLM, rollout: Rollout) -> list[str]:
+    """What each of B rows wrote; empty strings for pictures."""
+    if rollout.prompts[0].direction == "image":
+        return [""] * len(rollout.input_ids)
+    lengths = rollout.response_mask.sum(dim=1).tolist()
+    return [
+        policy.vocabulary.text(ids[:length])
+        for ids, length in zip(rollout.response_ids.tolist(), lengths, strict=True)
+    ]
+
+
+def samples_of(policy: TokenLM, tokenizer: ImageTokenizer, rollout: Rollout) -> list[Sample]:
+    """Turn B token rows into what a reward sees: a picture and the words that go with it."""
+    direction = rollout.prompts[0].direction
+    prompts = [prompt for prompt in rollout.prompts for _ in range(rollout.group_size)]
+    if direction == "image":
+        codes = rollout.response_ids - policy.vocabulary.grid.offset
+        pictures = list(uint8_from_pixels(tokenizer.decode(codes)))
+        captions = [prompt.caption for prompt in prompts]
+    else:
+        pictures = [_picture(prompt) for prompt in prompts]
+        captions = response_texts(policy, rollout)
+    return [
+        Sample(key=prompt.key, direction=direction, caption=caption, image=picture, target=prompt.caption)
+        for prompt, caption, picture in zip(prompts, captions, pictures, strict=True)
+    ]
+
+
+def score_tokens(policy: TokenLM, rollout: Rollout) -> PolicyOutput:
+    """Run the policy, or the reference, over a rollout's tokens as they were sampled."""
+    output: PolicyOutput = policy(
+        rollout.input_ids,
+        rollout.attention_mask,
+        prompt_length=rollout.prompt_length,
+        direction=rollout.prompts[0].direction,
+        temperature=rollout.temperature,
+    )
+    return output
+
+
+@torch.no_grad()
+def make_experience(
+    accelerator: Accelerator,
+    policy: TokenLM,
+    reference: TokenLM,
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Scores],
+    stage: Stage,
+    *,
+    kl_coef: float,
+) -> tuple[list[Experience], list[PolicyOutput]]:
+    """Spread scores over tokens: KL penalty, GAE, whitening over the tokens of all ranks.
+
+    A response that reached the length limit counts as ended (the limit is part of the task), so nothing is
+    bootstrapped. Rows without a score leave the loss and the statistics.
+
+    Returns:
+        One experience per rollout, and what the policy says of the rollout's tokens before the update, from
+        which the caller can tell how far trainer and engine agree.
+    """
+    outputs = [score_tokens(policy, rollout) for rollout in rollouts]
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for rollout, output, score in zip(rollouts, outputs, scores, strict=True):
+        ref_logprobs = score_tokens(reference, rollout).logprobs
+        total = torch.from_numpy(score.total).float()
+        mask = scored_mask(rollout.response_mask, total)
+        rewards = kl_penalty_rewards(total, rollout.old_logprobs, ref_logprobs, mask, kl_coef)
+        advantages, returns = gae(rewards, output.values, mask, gamma=stage.gamma, lam=stage.lam)
+        parts.append((ref_logprobs, mask, advantages, returns))
+    moments = global_moments(
+        accelerator,
+        torch.cat([advantages.flatten() for _, _, advantages, _ in parts])[None],
+        torch.cat([mask.flatten() for _, mask, _, _ in parts])[None],
+    )
+    experiences = [
+        Experience(
+            rollout=rollout,
+            scores=score,
+            ref_logprobs=ref_logprobs,
+            old_values=output.values,
+            loss_mask=mask,
+            advantages=whiten(advantages, mask, moments=moments),
+            returns=returns,
+        )
+        for rollout, output, score, (ref_logprobs, mask, advantages, returns) in zip(
+            rollouts, outputs, scores, parts, strict=True
+        )
+    ]
+    return experiences, outputs
+
+
+def _picture(prompt: Prompt) -> np.ndarray:
+    if prompt.image is None:
+        raise ConfigError(f"{prompt.key}: a prompt that is answered with text needs its picture for the reward")
+    return prompt.image

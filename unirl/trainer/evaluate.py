@@ -1,0 +1,84 @@
+"""The same prompts, the same random numbers, before and after: how good is the policy?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from accelerate import Accelerator
+
+from unirl.policies.image_tokenizer import ImageTokenizer
+from unirl.policies.token_lm import TokenLM
+from unirl.rollout.native import NativeEngine
+from unirl.trainer.collect import roll_out, samples_of
+from unirl.trainer.distributed import gather_rows
+from unirl.types import Judge, Prompt, Reward, Sample
+
+__all__ = ["Evaluation", "evaluate_policy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One sample for each evaluation prompt, with what reward and judge say of it."""
+
+    samples: Sequence[Sample]
+    rewards: np.ndarray
+    """float64 (P,), NaN where it could not be scored."""
+    judgements: np.ndarray
+    """float64 (P,), 1 where the held-out judge agrees, NaN where it could not tell."""
+
+    @property
+    def reward(self) -> float:
+        """Mean over scored samples; NaN if there are none."""
+        return _mean(self.rewards)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of samples that the judge accepts."""
+        return _mean(self.judgements)
+
+
+def evaluate_policy(
+    accelerator: Accelerator,
+    policy: TokenLM,
+    tokenizer: ImageTokenizer,
+    prompts: Sequence[Prompt],
+    reward: Reward,
+    judge: Judge,
+    *,
+    seed: int,
+    max_words: int,
+    micro_prompts: int = 32,
+) -> Evaluation:
+    """Sample once from each prompt at temperature 1 and score; ranks share the work.
+
+    The random numbers of prompt p depend on `seed` and p alone, so that two evaluations of one run differ
+    by the policy and by nothing else.
+    """
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    mine = range(rank, len(prompts), world_size)
+    direction = prompts[0].direction
+    rollouts = roll_out(
+        NativeEngine(policy),
+        [prompts[i] for i in mine],
+        group_size=1,
+        length=policy.max_response_length(direction, max_words),
+        temperature=1.0,
+        seeds=[(seed, i) for i in mine],
+        micro_prompts=micro_prompts,
+    )
+    samples = [sample for rollout in rollouts for sample in samples_of(policy, tokenizer, rollout)]
+    rewards, judgements = reward.score(samples).total, judge.judge(samples)
+    rows = gather_rows(accelerator, list(zip(mine, samples, rewards, judgements, strict=True)))
+    rows.sort(key=lambda row: row[0])
+    return Evaluation(
+        samples=[row[1] for row in rows],
+        rewards=np.array([row[2] for row in rows], dtype=np.float64),
+        judgements=np.array([row[3] for row in rows], dtype=np.float64),
+    )
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -1,0 +1,370 @@
+"""The loop: roll out, score, update, remember; stage after stage."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from storage import View
+from unirl.algorithms import AdaptiveKL, add_metrics, kl_k1, learning_rate_factor, mean_metrics, token_metrics
+from unirl.errors import RolloutError
+from unirl.policies.image_tokenizer import ImageTokenizer
+from unirl.policies.token_lm import PolicyOutput, TokenLM
+from unirl.rollout.native import NativeEngine
+from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from unirl.trainer.collect import make_experience, roll_out, samples_of
+from unirl.trainer.distributed import gather_rows, reduce_metrics
+from unirl.trainer.evaluate import Evaluation, evaluate_policy
+from unirl.trainer.experience import ExperienceLog, evaluation_rows, experience_rows
+from unirl.trainer.metrics import MetricsLog
+from unirl.trainer.preemption import StopRequest
+from unirl.trainer.prompts import PromptSource
+from unirl.trainer.run_directory import RunDirectory
+from unirl.trainer.stages import RunSettings, Stage, check_stages
+from unirl.trainer.update import update_policy
+from unirl.types import Direction, Experience, Judge, Prompt, Reward, Rollout, Scores
+
+__all__ = ["Progress", "StopAsked", "Trainer"]
+
+log = logging.getLogger("unirl.trainer")
+
+Progress = Callable[[str, int, int, Mapping[str, float]], None]
+"""Called after each step with the stage's name, steps done in it, its number of steps, and the metrics."""
+
+
+class StopAsked(Exception):
+    """The run was asked to stop; its state is saved and the next start goes on from there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Position:
+    """Where the loop is. Saved with every checkpoint."""
+
+    step: int = 0
+    """Steps done, over all stages. Also the version of the policy's weights."""
+    stage: int = 0
+    """Index of the stage that the next step belongs to."""
+    stage_step: int = 0
+    """Steps done in that stage."""
+    wall_s: float = 0.0
+    """Seconds spent in the loop, over all starts."""
+
+
+class Trainer:
+    """Staged PPO on one policy. The same code runs on one process and on many.
+
+    Every random number comes from a stream that is a function of (seed, stage, step, prompt, sample), so a
+    resumed run needs no generator state and any number of ranks draws the same samples.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        stages: Sequence[Stage],
+        settings: RunSettings,
+        *,
+        policy: TokenLM,
+        tokenizer: ImageTokenizer,
+        reward: Reward,
+        judge: Judge,
+        prompts: Mapping[str, View],
+        evaluation_prompts: Mapping[Direction, Sequence[Prompt]],
+        accelerator: Accelerator,
+        on_step: Progress = lambda stage, done, total, metrics: None,
+    ) -> None:
+        """Prepare a run, or the rest of one: the newest whole checkpoint in `run` is loaded.
+
+        Args:
+            run: Where everything is written.
+            stages: Trained in order.
+            settings: What holds for all stages.
+            policy: Trained in place; as it is now, it also becomes the frozen reference.
+            tokenizer: Turns codes into the pictures that are scored.
+            reward: Trained on.
+            judge: Only watched.
+            prompts: The rows that each stage trains on, by the stage's name.
+            evaluation_prompts: Held-out prompts, by direction.
+            accelerator: Says which rank this is.
+            on_step: For progress bars.
+        """
+        check_stages(
+            stages,
+            settings,
+            world_size=accelerator.num_processes,
+            num_prompts={name: len(view) for name, view in prompts.items()},
+        )
+        self.run_directory, self.stages, self.settings = run, stages, settings
+        self.tokenizer, self.reward, self.judge = tokenizer, reward, judge
+        self.evaluation_prompts, self.accelerator, self.on_step = evaluation_prompts, accelerator, on_step
+        self.policy = policy
+        self.reference = deepcopy(policy).requires_grad_(False)
+        self.engine = NativeEngine(policy)
+        optimizer = torch.optim.AdamW(
+            [{"params": policy.lm.parameters()}, {"params": policy.critic.parameters()}],
+            lr=0.0,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+        )
+        self.model, self.optimizer = accelerator.prepare(policy, optimizer)
+        self.position = Position()
+        self.kl = [self._kl_controller(stage) for stage in stages]
+        self.sources = [self._source(stage, prompts[stage.name]) for stage in stages]
+        snapshot = self._resume()
+        self.experience = self.metrics = None
+        if accelerator.is_main_process:
+            length = max(policy.max_response_length(s.direction, s.max_words) for s in stages)
+            self.experience = ExperienceLog(run.experience, length=length)
+            self.experience.restore(0 if snapshot is None else snapshot)
+            self.metrics = MetricsLog(run.path, last_step=-1 if snapshot is None else self.position.step)
+
+    def train(self) -> None:
+        """Train every stage that is left; a finished run returns at once.
+
+        Raises:
+            StopAsked: After SIGTERM or SIGUSR1, with the state saved.
+        """
+        with StopRequest() as stop:
+            if self.position.step == 0:
+                self._evaluate("start")
+            while self.position.stage < len(self.stages):
+                stage = self.stages[self.position.stage]
+                while self.position.stage_step < stage.steps:
+                    self._timed_step(stage)
+                    self._after_step(stage, stop)
+                self.position.stage, self.position.stage_step = self.position.stage + 1, 0
+                self._save()
+        for source in self.sources:
+            source.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def _timed_step(self, stage: Stage) -> None:
+        started = time.perf_counter()
+        metrics = self._step(stage)
+        elapsed = time.perf_counter() - started
+        self.position.wall_s += elapsed
+        self.position.step += 1
+        self.position.stage_step += 1
+        metrics |= {"time/step_s": elapsed, "memory/rss_bytes": float(psutil.Process().memory_info().rss)}
+        labels = {"stage": stage.name, "direction": stage.direction, "kind": "train"}
+        self._log(labels, metrics)
+        self.on_step(stage.name, self.position.stage_step, stage.steps, metrics)
+
+    def _step(self, stage: Stage) -> dict[str, float]:
+        """One rollout and one update phase; returns the metrics over all ranks."""
+        index, step = self.position.stage, self.position.step + 1
+        self._set_learning_rates(stage)
+        times: dict[str, float] = {}
+        prompts = self.sources[index].next()
+        first_prompt = self.accelerator.process_index * len(prompts)
+        with _clock(times, "rollout_s"):
+            rollouts = roll_out(
+                self.engine,
+                prompts,
+                group_size=stage.group_size,
+                length=self.policy.max_response_length(stage.direction, stage.max_words),
+                temperature=stage.temperature,
+                seeds=[(self.settings.seed, step, first_prompt + i) for i in range(len(prompts))],
+                micro_prompts=self.settings.micro_prompts,
+                policy_version=step - 1,
+            )
+            samples = [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
+        with _clock(times, "reward_s"):
+            scores = _split(self.reward.score([s for part in samples for s in part]), [len(s) for s in samples])
+        with _clock(times, "experience_s"):
+            experiences, outputs = make_experience(
+                self.accelerator, self.policy, self.reference, rollouts, scores, stage, kl_coef=self.kl[index].value
+            )
+            seen = add_metrics(
+                [_rollout_metrics(*part) for part in zip(experiences, outputs, strict=True)]
+            )
+        with _clock(times, "update_s"):
+            updated = update_policy(self.accelerator, self.model, self.optimizer, experiences, stage)
+        with _clock(times, "log_s"):
+            labels = {"stage": stage.name, "step": step, "policy_version": step - 1}
+            rows = [
+                row
+                for i, (experience, part) in enumerate(zip(experiences, samples, strict=True))
+                for row in experience_rows(
+                    self.policy,
+                    experience,
+                    part,
+                    labels,
+                    first_prompt=first_prompt + i * self.settings.micro_prompts,
+                )
+            ]
+            rows = gather_rows(self.accelerator, rows)
+            if self.experience is not None:
+                self.experience.write(rows, message=f"stage {stage.name}, step {step}")
+        metrics = mean_metrics(reduce_metrics(self.accelerator, {**seen, **updated}))
+        if self.position.stage_step == 0:
+            self._check_agreement(stage, metrics["rollout/logprob_gap_max"])
+        metrics |= _row_metrics(rows) | {f"time/{name}": value for name, value in times.items()}
+        metrics["kl/coef"] = self.kl[index].value
+        self.kl[index] = self.kl[index].update(metrics["kl/reference"], stage.samples_per_step)
+        return metrics
+
+    def _check_agreement(self, stage: Stage, gap: float) -> None:
+        if gap > self.settings.max_logprob_gap:
+            raise RolloutError(
+                f"stage {stage.name}, first step: rollout and trainer differ by {gap:.2g} nats on a token, "
+                f"allowed are {self.settings.max_logprob_gap:.2g}; the usual causes are another temperature, "
+                "other padding, dropout, or weights that were not synced"
+            )
+
+    def _after_step(self, stage: Stage, stop: StopRequest) -> None:
+        done, every = self.position.stage_step, self.settings.evaluate_every
+        if done == stage.steps or (every and done % every == 0):
+            self._evaluate(stage.name)
+        stopping = any(gather_rows(self.accelerator, [stop.is_made]))
+        if stopping or self.position.step % self.settings.checkpoint_every == 0:
+            self._save()
+        if stopping:
+            raise StopAsked(f"stopped after step {self.position.step}, state saved in {self.run_directory.checkpoints}")
+
+    def _evaluate(self, name: str) -> None:
+        """Judge both directions on the held-out prompts."""
+        started = time.perf_counter()
+        for direction, prompts in self.evaluation_prompts.items():
+            evaluation = evaluate_policy(
+                self.accelerator,
+                self.policy,
+                self.tokenizer,
+                prompts,
+                self.reward,
+                self.judge,
+                seed=self.settings.seed,
+                max_words=max(stage.max_words for stage in self.stages),
+            )
+            self._record_evaluation(name, direction, evaluation, prompts)
+        self.position.wall_s += time.perf_counter() - started
+
+    def _record_evaluation(
+        self, name: str, direction: Direction, evaluation: Evaluation, prompts: Sequence[Prompt]
+    ) -> None:
+        values = {"eval/judge": evaluation.accuracy, "eval/reward": evaluation.reward}
+        self._log({"stage": name, "direction": direction, "kind": "eval"}, values)
+        if self.experience is not None:
+            labels = {"stage": name, "step": self.position.step, "policy_version": self.position.step}
+            rows = evaluation_rows(evaluation, prompts, labels, f"{name}/{direction}")
+            self.experience.write(rows, message=f"evaluation {name}, {direction}")
+
+    def _log(self, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
+        if self.metrics is not None:
+            position = {"stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)}
+            self.metrics.write(self.position.step, {**labels, **position}, values)
+
+    def _set_learning_rates(self, stage: Stage) -> None:
+        factor = learning_rate_factor(
+            self.position.stage_step, warmup_steps=stage.warmup_steps, total_steps=max(stage.steps, stage.warmup_steps)
+        )
+        for group, rate in zip(
+            self.optimizer.param_groups, (stage.learning_rate, stage.critic_learning_rate), strict=True
+        ):
+            group["lr"] = factor * rate
+
+    def _save(self) -> None:
+        if self.experience is not None:
+            state = {
+                "position": asdict(self.position),
+                "kl": [asdict(controller) for controller in self.kl],
+                "sources": [source.state_dict() for source in self.sources],
+                "experience_snapshot": self.experience.snapshot_id,
+            }
+            save_checkpoint(
+                self.run_directory.checkpoints,
+                step=self.position.step,
+                model=self.policy,
+                optimizer=self.optimizer.optimizer,
+                state=state,
+                keep=self.settings.keep_checkpoints,
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> int | None:
+        """Load the newest whole checkpoint; return the experience snapshot that belongs to it."""
+        path = newest_checkpoint(self.run_directory.checkpoints)
+        if path is None:
+            return None
+        state: dict[str, Any] = load_checkpoint(path, model=self.policy, optimizer=self.optimizer.optimizer)
+        self.position = Position(**state["position"])
+        self.kl = [AdaptiveKL(**controller) for controller in state["kl"]]
+        for source, cursor in zip(self.sources, state["sources"], strict=True):
+            source.load_state_dict(cursor)
+        log.warning("resuming from %s, after step %d", path, self.position.step)
+        return int(state["experience_snapshot"])
+
+    def _kl_controller(self, stage: Stage) -> AdaptiveKL:
+        return AdaptiveKL(value=stage.kl_coef, target=stage.kl_target, horizon=stage.kl_horizon)
+
+    def _source(self, stage: Stage, view: View) -> PromptSource:
+        return PromptSource(
+            view,
+            stage.direction,
+            image_size=self.tokenizer.image_size,
+            prompts_per_step=stage.prompts_per_step,
+            seed=self.settings.seed,
+            rank=self.accelerator.process_index,
+            world_size=self.accelerator.num_processes,
+        )
+
+
+@contextmanager
+def _clock(times: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    times[name] = time.perf_counter() - started
+
+
+def _split(scores: Scores, sizes: Sequence[int]) -> list[Scores]:
+    """Cut scores of many samples into one part for each micro-batch."""
+    ends = np.cumsum(sizes)
+    return [
+        replace(
+            scores,
+            total=scores.total[end - size : end],
+            components={name: part[end - size : end] for name, part in scores.components.items()},
+        )
+        for end, size in zip(ends, sizes, strict=True)
+    ]
+
+
+def _rollout_metrics(experience: Experience, output: PolicyOutput) -> dict[str, Tensor]:
+    """What the rollout shows before anything is updated: divergence, entropy, agreement of the two engines."""
+    rollout: Rollout = experience.rollout
+    direction = rollout.prompts[0].direction
+    mask = experience.loss_mask
+    divergence = kl_k1(rollout.old_logprobs, experience.ref_logprobs)
+    gap = (output.logprobs - rollout.old_logprobs).abs()
+    return {
+        **token_metrics("kl", mask, sums={"reference": divergence}),
+        **token_metrics("entropy", mask, sums={direction: output.entropy}),
+        **token_metrics("rollout", mask, sums={"logprob_gap": gap}, extremes={"logprob_gap": gap}),
+    }
+
+
+def _row_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the samples of all ranks; rewards without the samples that could not be scored."""
+    names = ["reward", *(name for name in rows[0] if name.startswith("reward/"))]
+    columns = {name: np.array([row[name] for row in rows]) for name in names}
+    known = {name: values[~np.isnan(values)] for name, values in columns.items()}
+    metrics = {
+        ("reward/mean" if name == "reward" else name): float(values.mean()) if len(values) else float("nan")
+        for name, values in known.items()
+    }
+    metrics["reward/std"] = float(known["reward"].std()) if len(known["reward"]) else float("nan")
+    metrics["reward/unscored_fraction"] = 1.0 - len(known["reward"]) / len(rows)
+    metrics["rollout/length"] = float(np.mean([row["num_tokens"] for row in rows]))
+    metrics["rollout/truncated_fraction"] = float(np.mean([row["truncated"] for row in rows]))
+    return metrics

@@ -1,0 +1,46 @@
+"""Metrics: one JSON object a line, and the same numbers in TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["MetricsLog"]
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl`. NaN is written as null: the file is plain JSON."""
+
+    def __init__(self, run: Path, *, last_step: int) -> None:
+        """Open the log of a run that has done `last_step` steps; lines of later steps are dropped."""
+        self._path = run / "metrics.jsonl"
+        kept = [line for line in self._lines() if json.loads(line)["step"] <= last_step]
+        partial = self._path.with_suffix(".partial")
+        partial.write_text("".join(kept))
+        partial.rename(self._path)
+        self._file = self._path.open("a")
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=last_step + 1)
+
+    def write(self, step: int, labels: Mapping[str, str | int], values: Mapping[str, float]) -> None:
+        """Append one line: the step, what tells the line apart, and the numbers."""
+        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **labels, **plain}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._board.add_scalar(f"{labels['stage']}/{name}", value, step)
+        self._board.flush()
+
+    def close(self) -> None:
+        """Close both outputs."""
+        self._file.close()
+        self._board.close()
+
+    def _lines(self) -> list[str]:
+        """Whole lines of the file; a line that a kill cut short is left out."""
+        if not self._path.exists():
+            return []
+        return [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]

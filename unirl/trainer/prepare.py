@@ -1,0 +1,217 @@
+"""What comes before the first reward: data, image tokenizer, codes, warm policy, reward model.
+
+Every step leaves a finished thing on disk, under its name only once it is whole, and is skipped when that is
+there. So a run that was killed goes on with the step that it was in.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datapipe import ImageField, Loader, ingest
+from storage import FeatureStore, View
+from unirl.policies.image_tokenizer import ImageTokenizer, pixels_from_uint8, uint8_from_pixels
+from unirl.policies.token_lm import TokenLM
+from unirl.policies.vocabulary import JointVocabulary
+from unirl.rewards import train_from_store
+from unirl.trainer.progress import step_bar
+from unirl.trainer.prompts import CODES_COLUMN, all_prompts, select_prompts
+from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
+from unirl.trainer.sft import SupervisedReport, train_supervised
+from unirl.trainer.tokenizer import TokenizerReport, train_image_tokenizer
+from unirl.types import Prompt
+
+__all__ = ["encode_pictures", "prepare_run", "train_policy", "train_reward", "train_tokenizer"]
+
+log = logging.getLogger("unirl.trainer.prepare")
+
+FIRST_FEW = 256
+
+
+def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
+    """Make, or find finished, everything that the RL stages of a recipe need under `run`."""
+    store, models = run / "store", run / "models"
+    for source in recipe.data.sources(run / "files", seed=seed):
+        report = ingest(source, store, key_prefix=source.stem)
+        log.info("%s: %d rows added to the store, %d were there", source, report.num_added, report.num_skipped)
+    _once(
+        models / "tokenizer",
+        lambda out: train_tokenizer(store, out, where=recipe.warm_up_rows, training=recipe.tokenizer, seed=seed),
+    )
+    tokenizer = ImageTokenizer.load(models / "tokenizer")
+    encode_pictures(store, tokenizer)
+    _once(
+        models / "sft",
+        lambda out: train_policy(
+            store,
+            out,
+            tokenizer=tokenizer,
+            captions=recipe.data.captions(),
+            where=recipe.warm_up_rows,
+            training=recipe.sft,
+            seed=seed,
+        ),
+    )
+    _once(
+        models / "reward",
+        lambda out: train_reward(
+            store, out, tokenizer=tokenizer, where=recipe.reward_rows, training=recipe.reward, seed=seed
+        ),
+    )
+
+
+def train_tokenizer(
+    store: Path, out: Path, *, where: str, training: TokenizerTraining, seed: int
+) -> TokenizerReport:
+    """Train an image tokenizer on the pictures of a store and save it."""
+    view = FeatureStore.open(store).select(where)
+    batches = (_pixels(batch.images) for batch in _pictures(view, training, seed))
+    with step_bar("image tokenizer", training.steps) as bar:
+        tokenizer, report = train_image_tokenizer(
+            batches,
+            training.config,
+            steps=training.steps,
+            learning_rate=training.learning_rate,
+            seed=seed,
+            on_step=lambda step, loss: bar.update(step + 1, {"loss": loss}),
+        )
+    log.info("image tokenizer: error %.4f, %d codes used", report.mean_squared_error, report.codes_used)
+    tokenizer.save(out)
+    return report
+
+
+def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int = 128) -> None:
+    """Add the codes of every picture as a tensor column, for rows that have none yet."""
+    opened = FeatureStore.open(store)
+
+    def codes(view: View) -> np.ndarray:
+        field = ImageField(size=(tokenizer.image_size, tokenizer.image_size))
+        loader = Loader(
+            view, batch_size=min(batch_size, len(view)), image=field, columns=(), shuffle=False, drop_last=False
+        )
+        return np.concatenate([tokenizer.encode(_pixels(batch.images)).numpy() for batch in loader]).astype(np.int16)
+
+    if not _is_encoded(opened):
+        opened.add_column(
+            CODES_COLUMN, codes, dtype="int16", shape=(tokenizer.grid_size**2,), message="image codes"
+        )
+
+
+def train_policy(
+    store: Path,
+    out: Path,
+    *,
+    tokenizer: ImageTokenizer,
+    captions: Sequence[str],
+    where: str,
+    training: SupervisedTraining,
+    seed: int,
+) -> SupervisedReport:
+    """Warm a new policy up on pictures with captions, in both directions, and save it."""
+    view = select_prompts(FeatureStore.open(store), where)
+    vocabulary = JointVocabulary.from_captions(
+        captions, num_codes=tokenizer.num_codes, rows=tokenizer.grid_size, columns=tokenizer.grid_size
+    )
+    policy = TokenLM.create(training.config, vocabulary, seed=seed)
+    with step_bar("supervised warm-up", training.steps) as bar:
+        report = train_supervised(
+            policy,
+            _captioned(view, training, seed),
+            steps=training.steps,
+            learning_rate=training.learning_rate,
+            on_step=lambda step, loss: bar.update(step + 1, {"loss": loss}),
+        )
+    log.info("warm-up: text loss %.3f, image loss %.3f nats a token", report.text_loss, report.image_loss)
+    policy.save(out)
+    return report
+
+
+def train_reward(
+    store: Path, out: Path, *, tokenizer: ImageTokenizer, where: str, training: RewardTraining, seed: int
+) -> None:
+    """Train the yes/no reward on pictures as the tokenizer draws them, and save it."""
+    report = train_from_store(
+        store,
+        out,
+        where=where,
+        image_size=(tokenizer.image_size, tokenizer.image_size),
+        steps=training.steps,
+        batch_size=training.batch_size,
+        learning_rate=training.learning_rate,
+        seed=seed,
+        augment=_redraw(tokenizer),
+        corrupt=_redraw(tokenizer, changed_fraction=0.25),
+        config=training.config,
+    )
+    log.info("reward model: %.1f%% right on unseen pictures", 100 * report.accuracy)
+
+
+def _once(path: Path, build: Callable[[Path], object]) -> None:
+    """Build a directory under another name and rename it; do nothing if it is there."""
+    if path.is_dir():
+        log.info("%s is there", path)
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    build(partial)
+    partial.rename(path)
+
+
+def _pictures(view: View, training: TokenizerTraining, seed: int) -> Iterator[object]:
+    side = training.config.image_size
+    loader = Loader(
+        view, batch_size=training.batch_size, image=ImageField(size=(side, side)), columns=(), seed=seed
+    )
+    return loader.forever()
+
+
+def _captioned(view: View, training: SupervisedTraining, seed: int) -> Iterator[list[Prompt]]:
+    """Endless batches of captions with codes; the pictures themselves are not needed."""
+    loader = Loader(
+        view,
+        batch_size=training.batch_size,
+        image=None,
+        tensors=(CODES_COLUMN,),
+        columns=("caption",),
+        seed=seed,
+    )
+    for batch in loader.forever():
+        codes = batch.tensors[CODES_COLUMN].numpy()
+        yield [
+            Prompt(key=key, direction="text", caption=caption, codes=codes[i])
+            for i, (key, caption) in enumerate(zip(batch.keys, batch.columns["caption"], strict=True))
+        ]
+
+
+def _redraw(
+    tokenizer: ImageTokenizer, *, changed_fraction: float = 0.0
+) -> Callable[[np.ndarray, np.random.Generator], np.ndarray]:
+    """Pictures as the tokenizer draws them, with a share of their codes exchanged for random ones."""
+
+    def redraw(pictures: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        codes = tokenizer.encode(pixels_from_uint8(pictures))
+        if changed_fraction:
+            changed = torch.from_numpy(generator.random(codes.shape) < changed_fraction)
+            random = torch.from_numpy(generator.integers(tokenizer.num_codes, size=codes.shape))
+            codes = torch.where(changed, random, codes)
+        return uint8_from_pixels(tokenizer.decode(codes))
+
+    return redraw
+
+
+def _pixels(images: Tensor | None) -> Tensor:
+    if images is None:
+        raise RuntimeError("the loader was asked for pictures and gave none")
+    return images
+
+
+def _is_encoded(store: FeatureStore) -> bool:
+    return all(CODES_COLUMN in part.tensors for part in store.snapshot.parts)

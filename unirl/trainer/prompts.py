@@ -1,0 +1,96 @@
+"""Prompts out of the data store, in an order that any number of ranks shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from datapipe import Batch, ImageField, Loader
+from storage import FeatureStore, View
+from unirl.errors import ConfigError
+from unirl.policies.image_tokenizer import uint8_from_pixels
+from unirl.types import Direction, Prompt
+
+__all__ = ["PromptSource", "all_prompts", "prompts_from_batch", "select_prompts"]
+
+CODES_COLUMN = "image_codes"
+
+
+def select_prompts(store: FeatureStore, condition: str) -> View:
+    """Return the rows that a stage trains on, and say what is missing if there are none."""
+    if CODES_COLUMN not in store.tensor_columns:
+        raise ConfigError(
+            f"{store.path}: no tensor column {CODES_COLUMN!r}; run `unirl tokenizer encode` on the store first"
+        )
+    view = store.select(condition)
+    if not len(view):
+        raise ConfigError(f"{store.path}: no row where {condition}; see `unirl info {store.path}`")
+    return view
+
+
+def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
+    """Turn a batch with pictures, codes and captions into prompts."""
+    if batch.images is None:
+        raise ConfigError("prompts need pictures; give the loader an image field")
+    pictures = uint8_from_pixels(batch.images)
+    codes = batch.tensors[CODES_COLUMN].numpy()
+    captions = batch.columns["caption"]
+    return [
+        Prompt(key=key, direction=direction, caption=caption, codes=codes[i], image=pictures[i])
+        for i, (key, caption) in enumerate(zip(batch.keys, captions, strict=True))
+    ]
+
+
+def all_prompts(view: View, direction: Direction, *, image_size: int) -> list[Prompt]:
+    """Every row of a view as a prompt, in the view's order."""
+    loader = _loader(view, image_size, batch_size=min(len(view), 256), shuffle=False, drop_last=False)
+    return [prompt for batch in loader for prompt in prompts_from_batch(batch, direction)]
+
+
+class PromptSource:
+    """An endless stream of this rank's share of each step's prompts. Its state is what was handed out."""
+
+    def __init__(
+        self,
+        view: View,
+        direction: Direction,
+        *,
+        image_size: int,
+        prompts_per_step: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._direction = direction
+        self._loader = _loader(
+            view, image_size, batch_size=prompts_per_step, seed=seed, rank=rank, world_size=world_size
+        )
+        self._batches: Iterator[Batch] | None = None
+
+    def next(self) -> list[Prompt]:
+        """This rank's prompts of the next step."""
+        if self._batches is None:
+            self._batches = self._loader.forever()
+        return prompts_from_batch(next(self._batches), self._direction)
+
+    def state_dict(self) -> dict[str, int]:
+        """A few integers; they hold at any number of ranks."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on behind the last prompts that were handed out when the state was taken."""
+        self._batches = None
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop the threads that read ahead."""
+        self._batches = None
+
+
+def _loader(view: View, image_size: int, **options: int | bool) -> Loader:
+    return Loader(
+        view,
+        image=ImageField(size=(image_size, image_size)),
+        tensors=(CODES_COLUMN,),
+        columns=("caption",),
+        **options,
+    )

@@ -1,0 +1,83 @@
+"""A recipe: everything that makes a run, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from unirl.policies.image_tokenizer import ImageTokenizerConfig
+from unirl.policies.token_lm import PolicyConfig
+from unirl.rewards import VlmConfig
+from unirl.trainer.stages import RunSettings, Stage
+from unirl.types import Judge
+
+__all__ = ["Data", "Recipe", "RewardTraining", "SupervisedTraining", "TokenizerTraining"]
+
+
+class Data(Protocol):
+    """Where pictures and captions come from, and who judges what the policy makes of them."""
+
+    def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:
+        """Return what to ingest: folders, tars or tables. May write them under `directory` first."""
+        ...
+
+    def captions(self) -> Sequence[str]:
+        """Return captions that hold every word the policy may need."""
+        ...
+
+    def judge(self, *, seed: int) -> Judge:
+        """Return the held-out judge."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerTraining:
+    """How the image tokenizer is trained."""
+
+    config: ImageTokenizerConfig = field(default_factory=ImageTokenizerConfig)
+    steps: int = 240
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedTraining:
+    """How the policy is warmed up."""
+
+    config: PolicyConfig = field(default_factory=PolicyConfig)
+    steps: int = 300
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTraining:
+    """How the yes/no reward model is trained."""
+
+    config: VlmConfig = field(default_factory=VlmConfig)
+    steps: int = 600
+    batch_size: int = 64
+    learning_rate: float = 2e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """From files to a better policy."""
+
+    name: str
+    data: Data
+    warm_up_rows: str
+    """SQL condition: what tokenizer and policy are warmed up on."""
+    reward_rows: str
+    """SQL condition: what the reward model is trained on."""
+    evaluation_rows: str
+    """SQL condition: held out from all training."""
+    num_evaluation_prompts: int = 200
+    """How many of them are used, the first in order of their key."""
+    stages: tuple[Stage, ...]
+    tokenizer: TokenizerTraining = field(default_factory=TokenizerTraining)
+    sft: SupervisedTraining = field(default_factory=SupervisedTraining)
+    reward: RewardTraining = field(default_factory=RewardTraining)
+    settings: RunSettings = field(default_factory=RunSettings)

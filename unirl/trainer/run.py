@@ -1,0 +1,170 @@
+"""Run a recipe from its files to its summary, or what is left of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import resource
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from storage import FeatureStore
+from unirl.errors import ConfigError
+from unirl.policies.image_tokenizer import ImageTokenizer
+from unirl.policies.token_lm import TokenLM
+from unirl.rewards import VlmYesNo
+from unirl.trainer.loop import Trainer
+from unirl.trainer.prepare import prepare_run
+from unirl.trainer.progress import StepBar, step_bar
+from unirl.trainer.prompts import all_prompts, select_prompts
+from unirl.trainer.recipe import Recipe
+from unirl.trainer.run_directory import RunDirectory, write_json
+from unirl.types import Direction
+
+__all__ = ["run_recipe"]
+
+log = logging.getLogger("unirl.trainer.run")
+
+
+def run_recipe(
+    recipe: Recipe,
+    run: Path,
+    *,
+    accelerator: Accelerator | None = None,
+    write_report: Callable[[Path], Path] | None = None,
+) -> dict[str, Any]:
+    """Do everything a recipe says that is not done yet; return the summary.
+
+    Args:
+        recipe: What to run. `recipe.settings.seed` decides every random number.
+        run: The run's directory. If it holds the start of the same run, that is continued.
+        accelerator: Says which rank this is; made here if not given.
+        write_report: Called on the main rank with the run's directory when the summary is written.
+
+    Raises:
+        ConfigError: If the directory holds another run, or the recipe cannot work.
+        StopAsked: After SIGTERM or SIGUSR1, with the state saved.
+    """
+    started = time.perf_counter()
+    accelerator = accelerator or Accelerator()
+    seed = recipe.settings.seed
+    directory = RunDirectory(run)
+    if accelerator.is_main_process:
+        directory.check_same(recipe=recipe.name, config=_plain(recipe), seed=seed)
+        directory.record(recipe=recipe.name, config=_plain(recipe), seed=seed)
+        prepare_run(recipe, run, seed=seed)
+        directory.record_store(run / "store", FeatureStore.open(run / "store").snapshot.id)
+    accelerator.wait_for_everyone()
+    store = FeatureStore.open(run / "store", snapshot=directory.snapshot())
+    tokenizer = ImageTokenizer.load(run / "models" / "tokenizer")
+    evaluation = select_prompts(store, recipe.evaluation_rows)[: recipe.num_evaluation_prompts]
+    directions: list[Direction] = list(dict.fromkeys(stage.direction for stage in recipe.stages))
+    prepared_s = time.perf_counter() - started
+    with _StageBars(show=accelerator.is_main_process) as bars:
+        trainer = Trainer(
+            directory,
+            recipe.stages,
+            recipe.settings,
+            policy=TokenLM.load(run / "models" / "sft"),
+            tokenizer=tokenizer,
+            reward=VlmYesNo.load(run / "models" / "reward"),
+            judge=recipe.data.judge(seed=seed),
+            prompts={stage.name: select_prompts(store, stage.prompts) for stage in recipe.stages},
+            evaluation_prompts={
+                direction: all_prompts(evaluation, direction, image_size=tokenizer.image_size)
+                for direction in directions
+            },
+            accelerator=accelerator,
+            on_step=bars.update,
+        )
+        trainer.train()
+    if accelerator.is_main_process:
+        trainer.policy.save(run / "models" / "policy")
+        summary = _summary(directory, recipe, wall_s={"prepare": prepared_s, "train": trainer.position.wall_s})
+        write_json(run / "summary.json", summary)
+        if write_report is not None:
+            write_report(run)
+    accelerator.wait_for_everyone()
+    return json.loads((run / "summary.json").read_text())
+
+
+class _StageBars:
+    """One bar a stage, opened when its first step is done."""
+
+    def __init__(self, *, show: bool) -> None:
+        self._show = show
+        self._name: str | None = None
+        self._open: Any = None
+        self._bar: StepBar | None = None
+
+    def __enter__(self) -> _StageBars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def update(self, stage: str, done: int, total: int, metrics: Mapping[str, float]) -> None:
+        if stage != self._name:
+            self._close()
+            self._name, self._open = stage, step_bar(f"stage {stage}", total, show=self._show)
+            self._bar = self._open.__enter__()
+        if self._bar is not None:
+            self._bar.update(done, {"reward": metrics["reward/mean"], "kl": metrics["kl/reference"]})
+
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's settings as JSON values; where data comes from is named by its class."""
+    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    fields["data"] = type(recipe.data).__name__
+    return {name: _json_value(value) for name, value in fields.items()}
+
+
+def _json_value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_json_value(item) for item in value]
+    return value
+
+
+def _summary(directory: RunDirectory, recipe: Recipe, *, wall_s: Mapping[str, float]) -> dict[str, Any]:
+    """What every stage did to judge and reward, in the direction that it trained."""
+    lines = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()]
+    evaluations = {(line["stage"], line["direction"]): line for line in lines if line["kind"] == "eval"}
+    before, runs = "start", []
+    for stage in recipe.stages:
+        steps = [line for line in lines if line["kind"] == "train" and line["stage"] == stage.name]
+        first, last = evaluations[(before, stage.direction)], evaluations[(stage.name, stage.direction)]
+        runs.append(
+            {
+                "stage": stage.name,
+                "direction": stage.direction,
+                "seed": recipe.settings.seed,
+                "judge_before": first["eval/judge"],
+                "judge_after": last["eval/judge"],
+                "reward_before": first["eval/reward"],
+                "reward_after": last["eval/reward"],
+                "steps": len(steps),
+                "wall_s": round(sum(line["time/step_s"] for line in steps), 2),
+            }
+        )
+        before = stage.name
+    return {
+        "recipe": recipe.name,
+        "runs": runs,
+        "total_wall_s": round(sum(wall_s.values()), 2),
+        "prepare_wall_s": round(wall_s["prepare"], 2),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "report": "report.html",
+        "store": "store",
+    }

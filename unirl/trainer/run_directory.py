@@ -1,0 +1,118 @@
+"""Where a run keeps things, and the record that lets somebody repeat it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from unirl.errors import ConfigError
+
+__all__ = ["RunDirectory", "write_json"]
+
+PACKAGES = ("unirl", "torch", "transformers", "accelerate", "pyarrow", "lmdb", "duckdb", "pillow", "numpy")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of one."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    partial.rename(path)
+
+
+class RunDirectory:
+    """`runs/NAME`: `run.json`, `metrics.jsonl`, `checkpoints/`, `experience/`, `tensorboard/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record_path = path / "run.json"
+        self.checkpoints = path / "checkpoints"
+        self.experience = path / "experience"
+
+    def check_same(self, *, recipe: str, config: Mapping[str, Any], seed: int) -> None:
+        """Check that a run that is here already has the same settings.
+
+        Raises:
+            ConfigError: If the directory holds a run with other settings, naming the first that differs.
+        """
+        if not self.record_path.exists():
+            return
+        before = json.loads(self.record_path.read_text())
+        now = {"recipe": recipe, "config": json.loads(json.dumps(config)), "seed": seed}
+        found, wanted = _flat({name: before[name] for name in now}), _flat(now)
+        for name in sorted({*found, *wanted}):
+            if found.get(name) != wanted.get(name):
+                raise ConfigError(
+                    f"{self.path}: holds a run with {name} = {found.get(name)!r}, asked for {wanted.get(name)!r}; "
+                    "give the new run another directory"
+                )
+
+    def record(self, *, recipe: str, config: Mapping[str, Any], seed: int) -> None:
+        """Write `run.json`; a run that is continued keeps the one that it has."""
+        if self.record_path.exists():
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(
+            self.record_path,
+            {
+                "recipe": recipe,
+                "config": config,
+                "commit": _commit(),
+                "versions": {"python": platform.python_version(), **_versions()},
+                "seed": seed,
+                "store": None,
+                "snapshot": None,
+                "command": " ".join(sys.argv),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            },
+        )
+
+
+    def record_store(self, store: Path, snapshot: int) -> None:
+        """Note which snapshot of the data the run trains on; one that is noted already stays."""
+        record = json.loads(self.record_path.read_text())
+        if record["snapshot"] is None:
+            write_json(self.record_path, {**record, "store": str(store), "snapshot": snapshot})
+
+    def snapshot(self) -> int:
+        """The snapshot of the data that the run trains on."""
+        return int(json.loads(self.record_path.read_text())["snapshot"])
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested mappings and lists as one mapping from dotted names to plain values."""
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return {path: value}
+    return {
+        name: leaf
+        for key, child in items
+        for name, leaf in _flat(child, f"{path}.{key}" if path else str(key)).items()
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """Commit of the source tree, None when the library is not run from one."""
+    here = Path(__file__).parent
+    answer = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

@@ -1,0 +1,122 @@
+"""A run as data: stages in the order in which they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unirl.errors import ConfigError
+from unirl.types import Direction
+
+__all__ = ["RunSettings", "Stage", "check_stages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """PPO in one direction on one set of prompts. Weights, optimizer and critic carry over to the next."""
+
+    name: str
+    direction: Direction
+    prompts: str
+    """SQL condition that picks the prompts from the data store."""
+    steps: int
+    """Rollouts, each followed by one update phase."""
+
+    prompts_per_step: int = 16
+    """P, over all ranks."""
+    group_size: int = 8
+    """G."""
+    temperature: float = 1.0
+    max_words: int = 8
+    """Longest text response, words without `<eos>`. The limit is part of the task: a response that reaches it
+    has ended, and is scored as it stands."""
+
+    learning_rate: float = 2e-4
+    critic_learning_rate: float = 2e-3
+    warmup_steps: int = 10
+    """Rollouts over which the learning rate rises."""
+    max_grad_norm: float = 1.0
+    updates_per_step: int = 2
+    """Optimizer steps in one pass over a rollout; each takes every n-th prompt."""
+    epochs: int = 1
+    """Passes over a rollout."""
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    value_clip: float = 0.2
+    """In reward units."""
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.02
+    """First weight of the penalty on the divergence from the reference, reward per nat."""
+    kl_target: float = 0.05
+    """Divergence per token, nats, that the adaptive weight steers to."""
+    kl_horizon: int = 10_000
+    """Samples over which the weight can change by about a fifth per unit of error."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """B, over all ranks."""
+        return self.prompts_per_step * self.group_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What holds for all stages."""
+
+    seed: int = 0
+    micro_prompts: int = 8
+    """Prompts whose samples go through the model at once, in rollout and update. The split of work into
+    forward passes does not depend on the number of ranks, so neither do the numbers."""
+    checkpoint_every: int = 10
+    """Steps."""
+    keep_checkpoints: int = 2
+    evaluate_every: int = 0
+    """Steps between evaluations inside a stage; 0 evaluates at the start and after each stage only."""
+    max_logprob_gap: float = 1e-3
+    """Largest difference, nats, between what the rollout says of its tokens and what the trainer says. Above
+    it the first step of a stage refuses to train: the two would not be the same policy."""
+
+
+def check_stages(
+    stages: Sequence[Stage], settings: RunSettings, *, world_size: int, num_prompts: Mapping[str, int]
+) -> None:
+    """Refuse a run that cannot work, with everything that is wrong in one error.
+
+    Args:
+        stages: The run.
+        settings: What holds for all of them.
+        world_size: Number of ranks.
+        num_prompts: Rows that each stage's condition selects, by the stage's name.
+    """
+    wrong: list[str] = []
+    names = [stage.name for stage in stages]
+    if len(set(names)) != len(names):
+        wrong.append(f"stage names repeat: {names}; give each its own")
+    if not stages:
+        wrong.append("there is no stage; give at least one")
+    for stage in stages:
+        unit = world_size * settings.micro_prompts
+        if stage.prompts_per_step % unit:
+            wrong.append(
+                f"stage {stage.name}: prompts_per_step {stage.prompts_per_step} is not a multiple of "
+                f"{world_size} ranks x micro_prompts {settings.micro_prompts} = {unit}"
+            )
+        if settings.micro_prompts % stage.updates_per_step:
+            wrong.append(
+                f"stage {stage.name}: micro_prompts {settings.micro_prompts} is not a multiple of "
+                f"updates_per_step {stage.updates_per_step}"
+            )
+        if num_prompts[stage.name] < stage.prompts_per_step:
+            wrong.append(
+                f"stage {stage.name}: {stage.prompts!r} selects {num_prompts[stage.name]} prompts, "
+                f"a step needs {stage.prompts_per_step}"
+            )
+        wrong.extend(
+            f"stage {stage.name}: {field} must be above 0, found {getattr(stage, field)}"
+            for field in ("steps", "group_size", "temperature", "learning_rate", "epochs", "kl_target", "max_words")
+            if getattr(stage, field) <= 0
+        )
+    if wrong:
+        raise ConfigError("this run cannot start:\n  " + "\n  ".join(wrong))

@@ -1,0 +1,112 @@
+"""One update phase: the clipped policy and value losses over a rollout, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from unirl.algorithms import add_metrics, masked_sum, policy_loss, value_loss
+from unirl.trainer.distributed import global_count
+from unirl.trainer.stages import Stage
+from unirl.types import Experience, Rollout
+
+__all__ = ["update_policy"]
+
+
+def update_policy(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    experiences: Sequence[Experience],
+    stage: Stage,
+) -> dict[str, Tensor]:
+    """Take `stage.epochs` x `stage.updates_per_step` optimizer steps.
+
+    Update u takes prompts u, u + n, u + 2n, ... of every experience, so that it sees the same samples
+    whatever the number of ranks. Losses are divided by the tokens of the whole update, over all ranks.
+
+    Args:
+        accelerator: Averages gradients over ranks.
+        model: The policy as `accelerator.prepare` returned it.
+        optimizer: As `accelerator.prepare` returned it.
+        experiences: This rank's share, one for each micro-batch.
+        stage: Coefficients.
+
+    Returns:
+        Metric sums of this rank, see `unirl.algorithms.add_metrics`.
+    """
+    metrics: list[Mapping[str, Tensor]] = []
+    for _ in range(stage.epochs):
+        for first in range(stage.updates_per_step):
+            batches = [_every_nth_prompt(e, first, stage.updates_per_step) for e in experiences]
+            denominator = global_count(accelerator, torch.cat([b.loss_mask.flatten() for b in batches]))
+            optimizer.zero_grad(set_to_none=True)
+            for i, batch in enumerate(batches):
+                last = i + 1 == len(batches)
+                with nullcontext() if last else accelerator.no_sync(model):
+                    metrics.append(_backward(accelerator, model, batch, stage, denominator))
+            norm = accelerator.clip_grad_norm_(model.parameters(), stage.max_grad_norm)
+            metrics.append({"policy/grad_norm_max": torch.as_tensor(norm).detach().double()})
+            optimizer.step()
+    return add_metrics(metrics)
+
+
+def _backward(
+    accelerator: Accelerator, model: nn.Module, batch: Experience, stage: Stage, denominator: float
+) -> dict[str, Tensor]:
+    rollout, mask = batch.rollout, batch.loss_mask
+    output = model(
+        rollout.input_ids,
+        rollout.attention_mask,
+        prompt_length=rollout.prompt_length,
+        direction=rollout.prompts[0].direction,
+        temperature=rollout.temperature,
+    )
+    actor, actor_metrics = policy_loss(
+        output.logprobs,
+        rollout.old_logprobs,
+        batch.advantages,
+        mask,
+        clip_low=stage.clip_low,
+        clip_high=stage.clip_high,
+        denominator=denominator,
+    )
+    critic, critic_metrics = value_loss(
+        output.values, batch.old_values, batch.returns, mask, clip=stage.value_clip, denominator=denominator
+    )
+    entropy = masked_sum(output.entropy, mask)
+    loss = actor + critic - stage.entropy_coef * entropy / denominator
+    # Ranks average their gradients; the denominator already counts the tokens of all of them.
+    accelerator.backward(loss * accelerator.num_processes)
+    return {**actor_metrics, **critic_metrics, "policy/entropy_sum": entropy.detach().double()}
+
+
+def _every_nth_prompt(experience: Experience, first: int, n: int) -> Experience:
+    """The rows of prompts first, first + n, ...; padding and all statistics stay as they are."""
+    rollout, size = experience.rollout, experience.rollout.group_size
+    picked = list(range(first, len(rollout.prompts), n))
+    rows = torch.tensor([p * size + g for p in picked for g in range(size)])
+    return Experience(
+        rollout=Rollout(
+            prompts=[rollout.prompts[p] for p in picked],
+            group_size=size,
+            input_ids=rollout.input_ids[rows],
+            attention_mask=rollout.attention_mask[rows],
+            prompt_length=rollout.prompt_length,
+            response_mask=rollout.response_mask[rows],
+            old_logprobs=rollout.old_logprobs[rows],
+            truncated=rollout.truncated[rows],
+            temperature=rollout.temperature,
+            policy_version=rollout.policy_version,
+        ),
+        scores=experience.scores,
+        ref_logprobs=experience.ref_logprobs[rows],
+        old_values=experience.old_values[rows],
+        loss_mask=experience.loss_mask[rows],
+        advantages=experience.advantages[rows],
+        returns=experience.returns[rows],
+    )
