@@ -20,6 +20,7 @@ from storage import FeatureStore
 
 __all__ = ["ingest"]
 
+_COMMIT_S: Final = 60.0  # a kill loses at most the work of so long, however slow the source is
 _OPTIONAL: Final = frozenset({"image", "caption"})
 
 
@@ -58,7 +59,7 @@ def ingest(
         max_bad_fraction: Share of bad samples, 0..1, that is still a success.
         max_pixels: Pictures whose header claims more are quarantined.
         workers: Threads that read and decode.
-        commit_rows: Samples in a commit. A kill loses at most the work on so many.
+        commit_rows: Samples in a commit, at most; a minute also ends one. A kill loses the work since.
         progress: Show a bar when standard error is a terminal.
         dry_run: Look at the first so many samples only, and write nothing.
         should_stop: Asked between samples; True commits what is whole and returns.
@@ -88,7 +89,7 @@ def ingest(
         if dry_run is not None:
             run.examine(dry_run, update)
         elif target is not None:
-            num_commits = run.commit_all(target, commit_rows, update)
+            num_commits = run.commit_all(target, update, commit_rows=commit_rows, commit_s=_COMMIT_S)
     report = run.tally.freeze(
         sources=tuple(opened.name for opened in sources),
         store=str(store),

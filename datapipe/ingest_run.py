@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Final
 
 import xxhash
@@ -79,15 +80,32 @@ class IngestRun:
             if self.tally.num_seen >= num_samples:
                 return
 
-    def commit_all(self, store: FeatureStore, commit_rows: int, update: Callable[[Tally, int], None]) -> int:
-        """Write everything in commits of at most commit_rows samples; return how many were made."""
+    def commit_all(
+        self,
+        store: FeatureStore,
+        update: Callable[[Tally, int], None],
+        *,
+        commit_rows: int,
+        commit_s: float,
+    ) -> int:
+        """Write everything in commits; return how many were made.
+
+        Args:
+            store: What is written to.
+            update: Told of every sample.
+            commit_rows: A commit ends after so many samples,
+            commit_s: or with the first sample after so many seconds.
+        """
         num_commits = 0
         news = self._news(update)
         for first in news:
             kinds = self._judge.kinds.all() | INDEX_KINDS
+            deadline = time.monotonic() + commit_s
             with store.writer(message=f"ingest {first.source.name}", columns=kinds) as writer:
-                for outcome in chain([first], islice(news, commit_rows - 1)):
+                for count, outcome in enumerate(chain([first], news), start=1):
                     self._write(outcome, writer)
+                    if count >= commit_rows or time.monotonic() >= deadline:
+                        break
             self._pending.clear()
             self._newest = store.refresh()
             num_commits += 1
@@ -118,7 +136,7 @@ class IngestRun:
 
     def _judged(self) -> Iterator[_Outcome]:
         """Judge records in threads, a bounded number ahead, and keep the order."""
-        waiting: deque[tuple[Source, int, Future[Row | Fault] | Fault | Note | _Skip]] = deque()
+        waiting: deque[tuple[Source, int, Future[Row | Fault] | Row | Fault | Note | _Skip]] = deque()
         pool = ThreadPoolExecutor(self._workers, thread_name_prefix="ingest")
         try:
             for index, source in enumerate(self._sources):
@@ -133,7 +151,7 @@ class IngestRun:
 
     def _begin(
         self, item: Record | Fault | Note, source: Source, pool: ThreadPoolExecutor
-    ) -> Future[Row | Fault] | Fault | Note | _Skip:
+    ) -> Future[Row | Fault] | Row | Fault | Note | _Skip:
         if not isinstance(item, Record):
             return item
         try:
@@ -143,6 +161,8 @@ class IngestRun:
         known = self._known.find(key)
         if known is not None and (known.source, known.place) == (source.name, item.place):
             return _Skip(key, item.place)
+        if item.load is None:
+            return self._judge(item, source.name)  # text alone is not worth a thread
         return pool.submit(self._judge, item, source.name)
 
     def _settle(self, outcome: _Outcome) -> _Outcome:
@@ -195,7 +215,7 @@ def _duplicate(result: Row | _Skip, full_place: str, first: str) -> Fault:
     )
 
 
-def _finish(source: Source, index: int, item: Future[Row | Fault] | Fault | Note | _Skip) -> _Outcome:
+def _finish(source: Source, index: int, item: Future[Row | Fault] | Row | Fault | Note | _Skip) -> _Outcome:
     return _Outcome(source, index, item.result() if isinstance(item, Future) else item)
 
 

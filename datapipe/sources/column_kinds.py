@@ -36,6 +36,7 @@ class ColumnKinds:
     def __init__(self) -> None:
         self._columns: dict[str, _Seen] = {}
         self._folded: dict[str, str] = {}
+        self._chosen: dict[str, str | None] = {}  # answers of kind(), until something new is seen
 
     def observe(self, columns: Mapping[str, object], place: str) -> None:
         """Take the values of one row into account.
@@ -43,6 +44,7 @@ class ColumnKinds:
         Raises:
             SourceError: When two names differ only in case, which SQL does not tell apart.
         """
+        self._chosen.clear()
         for name, value in columns.items():
             seen = self._column(name, place)
             try:
@@ -56,6 +58,7 @@ class ColumnKinds:
 
     def declare(self, kinds: Mapping[str, object], place: str) -> None:
         """Take columns into account whose type the file itself tells."""
+        self._chosen.clear()
         for name, kind in kinds.items():
             self._column(name, place).origins.setdefault(str(kind), place)
 
@@ -65,6 +68,11 @@ class ColumnKinds:
 
     def kind(self, name: str) -> str | None:
         """`string`, `int`, `float` or `bool`; None for a column without any value."""
+        if name not in self._chosen:
+            self._chosen[name] = self._choose(name)
+        return self._chosen[name]
+
+    def _choose(self, name: str) -> str | None:
         seen = self._columns.get(name)
         if seen is None or not seen.origins:
             return None
@@ -85,6 +93,7 @@ class ColumnKinds:
                 continue
             if want == "string" or (want == "float" and have == "int" and self._columns[name].is_float_exact):
                 self._columns[name].origins = {want: "the store"}
+                self._chosen.clear()
                 continue
             places = ", ".join(f"{kind} at {place}" for kind, place in self._columns[name].origins.items())
             raise SourceError(

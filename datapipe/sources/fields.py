@@ -41,10 +41,21 @@ class PickedRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """Their names, worked out once for each set of columns."""
+
+    key: str | None
+    image: str | None
+    caption: str | None
+    columns: tuple[tuple[str, str], ...]  # theirs, ours
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FieldMap:
     """Names the source's fields. `mapping` is ours to theirs: {"caption": "text"}."""
 
     mapping: Mapping[str, str] = field(default_factory=dict)
+    _plans: dict[tuple[str, ...], _Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check_columns(self, names: Iterable[str], place: str) -> None:
         """Refuse a mapping to a column that a table with fixed columns does not have.
@@ -63,20 +74,28 @@ class FieldMap:
 
     def pick(self, row: Mapping[str, object]) -> PickedRow:
         """Tell key, image and caption from the user's own columns."""
-        chosen = {ours: self._their_name(ours, row) for ours in _CANDIDATES}
+        names = tuple(row)
+        plan = self._plans.get(names)
+        if plan is None:
+            plan = self._plans[names] = self._plan(names)
+        return PickedRow(
+            key=MISSING if plan.key is None else row.get(plan.key, MISSING),
+            image=MISSING if plan.image is None else row.get(plan.image, MISSING),
+            caption=MISSING if plan.caption is None else row.get(plan.caption, MISSING),
+            columns={ours: row[theirs] for theirs, ours in plan.columns},
+        )
+
+    def _plan(self, names: tuple[str, ...]) -> _Plan:
+        chosen = {ours: self._their_name(ours, names) for ours in _CANDIDATES}
         renames = {theirs: ours for ours, theirs in self.mapping.items() if ours not in _CANDIDATES}
         taken = set(chosen.values())
-        columns: dict[str, object] = {}
-        for theirs, value in row.items():
-            if theirs not in taken:
-                columns[_free_name(renames.get(theirs, theirs))] = value
-        found = {ours: MISSING if name is None else row.get(name, MISSING) for ours, name in chosen.items()}
-        return PickedRow(key=found["key"], image=found["image"], caption=found["caption"], columns=columns)
+        columns = tuple((name, _free_name(renames.get(name, name))) for name in names if name not in taken)
+        return _Plan(key=chosen["key"], image=chosen["image"], caption=chosen["caption"], columns=columns)
 
-    def _their_name(self, ours: str, row: Mapping[str, object]) -> str | None:
+    def _their_name(self, ours: str, names: tuple[str, ...]) -> str | None:
         if ours in self.mapping:
             return self.mapping[ours]
-        return next((name for name in _CANDIDATES[ours] if name in row), None)
+        return next((name for name in _CANDIDATES[ours] if name in names), None)
 
 
 def _free_name(name: str) -> str:

@@ -176,6 +176,17 @@ def test_commits_are_cut_by_rows(tmp_path: Path) -> None:
     assert store.select().keys() == [f"{index:04d}" for index in range(25)]
 
 
+def test_commits_are_cut_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["datapipe.ingest"], "_COMMIT_S", 0.0)
+    ingest(write_folder(tmp_path / "set", 3), tmp_path / "store")
+    assert [snapshot.num_rows for snapshot in FeatureStore.open(tmp_path / "store").snapshots()] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
 def test_a_key_met_in_an_earlier_commit_is_named(tmp_path: Path) -> None:
     rows = [{"key": f"k{index % 7}", "image": encoded(index), "caption": "x"} for index in range(9)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
