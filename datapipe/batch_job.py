@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ from datapipe.collate import Batch, as_tensor, write_pixels
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE, decode_image
 from datapipe.errors import DataError, LoaderError, SampleError
 from datapipe.pipeline import Job
-from storage import TensorColumn, TensorColumnError, View
+from storage import FeatureStore, TensorColumn, TensorColumnError, View
 
 __all__ = ["BatchSource", "ImageField"]
 
@@ -58,61 +59,70 @@ class BatchSource:
         rows = self._rows[positions]
         picked = self._table.take(pa.array(positions))
         keys: list[str] = picked.column("key").to_pylist()
-        pixels = None if self._image is None else np.empty((len(rows), 3, *self._image.size), np.float32)
         gathered: dict[str, NDArray[np.generic]] = {}
         parts: list[Callable[[], None]] = []
         if self._tensors:
             parts.append(lambda: gathered.update(self._gather(rows)))
-        if self._image is not None and pixels is not None:
-            parts.extend(self._decode_parts(rows, keys, pixels, self._image, num_parts))
+        decoding = None if self._image is None else _Decoding(self._store, rows, keys, self._image)
+        if decoding is not None:
+            parts.extend(decoding.parts(num_parts))
 
         def finish() -> Batch:
             return Batch(
                 rows=rows,
                 keys=keys,
-                images=None if pixels is None else as_tensor(pixels),
+                images=None if decoding is None else as_tensor(decoding.pixels),
                 tensors={name: as_tensor(gathered[name]) for name in self._tensors},
                 columns={name: picked.column(name).to_pylist() for name in self._columns},
             )
 
-        return Job(parts=parts, finish=finish)
+        def describe() -> str:
+            busy = [] if decoding is None else sorted(decoding.busy.values())
+            return (
+                f"sample {', '.join(busy)} is being decoded"
+                if busy
+                else f"tensors of {keys[:1]} are being read"
+            )
+
+        return Job(parts=parts, finish=finish, describe=describe)
 
     def _gather(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.generic]]:
         return {name: _read_tensor(column, rows) for name, column in self._tensors.items()}
 
-    def _decode_parts(
-        self,
-        rows: NDArray[np.int64],
-        keys: list[str],
-        pixels: NDArray[np.float32],
-        image: ImageField,
-        num_parts: int,
-    ) -> Iterable[Callable[[], None]]:
-        bounds = np.linspace(0, len(rows), min(num_parts, max(len(rows), 1)) + 1).astype(int)
-        for low, high in pairwise(bounds.tolist()):
-            yield lambda low=low, high=high: self._decode(rows, keys, pixels, image, low, high)  # type: ignore[misc]
 
-    def _decode(
-        self,
-        rows: NDArray[np.int64],
-        keys: list[str],
-        pixels: NDArray[np.float32],
-        image: ImageField,
-        low: int,
-        high: int,
+class _Decoding:
+    """The pictures of one batch, decoded in pieces into one array."""
+
+    def __init__(
+        self, store: FeatureStore, rows: NDArray[np.int64], keys: list[str], image: ImageField
     ) -> None:
+        self.pixels = np.empty((len(rows), 3, *image.size), np.float32)
+        self.busy: dict[int, str] = {}  # first row of a running piece -> the key that it is at
+        self._store, self._rows, self._keys, self._image = store, rows, keys, image
+
+    def parts(self, num_parts: int) -> Iterator[Callable[[], None]]:
+        num_rows = len(self._rows)
+        bounds = np.linspace(0, num_rows, min(num_parts, max(num_rows, 1)) + 1).astype(int)
+        for low, high in pairwise(bounds.tolist()):
+            yield partial(self._decode, low, high)
+
+    def _decode(self, low: int, high: int) -> None:
         for index in range(low, high):
-            row = int(rows[index])
-            try:
-                decoded = decode_image(
-                    self._store.blob(row),
-                    size=image.size,
-                    background=image.background,
-                    max_pixels=image.max_pixels,
-                )
-            except (DataError, OSError) as error:
-                raise SampleError(f"sample {keys[index]!r} (row {row}): {error}") from error
-            write_pixels(decoded, pixels[index])
+            self.busy[low] = self._keys[index]
+            write_pixels(self._decode_one(index), self.pixels[index])
+        self.busy.pop(low, None)
+
+    def _decode_one(self, index: int) -> NDArray[np.uint8]:
+        row, image = int(self._rows[index]), self._image
+        try:
+            return decode_image(
+                self._store.blob(row),
+                size=image.size,
+                background=image.background,
+                max_pixels=image.max_pixels,
+            )
+        except (DataError, OSError) as error:
+            raise SampleError(f"sample {self._keys[index]!r} (row {row}): {error}") from error
 
 
 def _read_tensor(column: TensorColumn, rows: NDArray[np.int64]) -> NDArray[np.generic]:

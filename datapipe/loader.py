@@ -14,7 +14,7 @@ from datapipe.batch_job import BatchSource, ImageField
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
 from datapipe.order import EpochOrder, rank_bounds
-from datapipe.pipeline import Job, run_in_order
+from datapipe.pipeline import STALL_S, Job, run_in_order
 from storage import View
 
 __all__ = ["Batch", "ImageField", "Loader", "LoaderState"]
@@ -158,7 +158,9 @@ class Loader:
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
         end = start
         self._epoch, self._consumed = epoch, start
-        for batch in run_in_order(self._jobs(epoch, start), num_threads=self._num_threads, depth=self._depth):
+        for batch in run_in_order(
+            self._jobs(epoch, start), num_threads=self._num_threads, depth=self._depth, stall_s=STALL_S
+        ):
             end = min(end + self._batch_size, len(self._rows))
             self._epoch, self._consumed = epoch, end
             yield batch

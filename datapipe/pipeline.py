@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-__all__ = ["Job", "run_in_order"]
+__all__ = ["STALL_S", "Job", "run_in_order"]
+
+STALL_S: Final = 60.0
+
+logger = logging.getLogger("unirl.datapipe")
 
 Result = TypeVar("Result")
 
@@ -19,9 +24,12 @@ class Job(Generic[Result]):
 
     parts: Sequence[Callable[[], None]]
     finish: Callable[[], Result]  # called by the consumer when every part is done; wants to be cheap
+    describe: Callable[[], str] = lambda: "a job"  # what it is busy with, for the warning of a stall
 
 
-def run_in_order(jobs: Iterator[Job[Result]], *, num_threads: int, depth: int) -> Iterator[Result]:
+def run_in_order(
+    jobs: Iterator[Job[Result]], *, num_threads: int, depth: int, stall_s: float = STALL_S
+) -> Iterator[Result]:
     """Yield the results of jobs in their order, with at most `depth` jobs begun and not yet handed out.
 
     Memory is bounded by `depth` results. The first error of a part is raised in its place in the order.
@@ -32,6 +40,8 @@ def run_in_order(jobs: Iterator[Job[Result]], *, num_threads: int, depth: int) -
         jobs: Drawn one by one, in the consumer's thread.
         num_threads: 1 or more.
         depth: 1 or more.
+        stall_s: Seconds without the next result after which a warning names what is waited for; it comes
+            again after each further span of this length.
     """
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="datapipe")
     begun: deque[tuple[Job[Result], list[Future[None]]]] = deque()
@@ -48,7 +58,15 @@ def run_in_order(jobs: Iterator[Job[Result]], *, num_threads: int, depth: int) -
                 return
             job, futures = begun.popleft()
             for future in futures:
-                future.result()
+                _await(future, job, stall_s)
             yield job.finish()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _await(future: Future[None], job: Job[Any], stall_s: float) -> None:
+    waited_s = 0.0
+    while not wait([future], timeout=stall_s).done:
+        waited_s += stall_s
+        logger.warning("waiting for %.3g s: %s", waited_s, job.describe())
+    future.result()

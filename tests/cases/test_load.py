@@ -58,6 +58,32 @@ def test_load_01_memory_does_not_follow_the_index(tmp_path: Path) -> None:
     assert grown < 20 * 2**20
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_load_02_kept_batches_cost_no_descriptors_and_no_shared_memory(tmp_path: Path, shuffle: bool) -> None:
+    store = FeatureStore.create(tmp_path / "store")
+    codes = np.arange(64, dtype=np.int16)
+    store.append({"key": f"{index:05d}", "tensors": {"codes": codes + index}} for index in range(8000))
+    script = textwrap.dedent(
+        """
+        import os, resource, sys
+        from datapipe import Loader
+        from storage import FeatureStore
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        view = FeatureStore.open(sys.argv[1]).select()
+        before = set(os.listdir("/dev/shm"))
+        options = {"image": None, "tensors": ["codes"], "columns": (), "shuffle": sys.argv[2] == "True"}
+        loader = Loader(view, batch_size=4, **options)
+        kept = list(loader)
+        print(len(kept), sum(int(batch.tensors["codes"][:, 0].sum()) for batch in kept))
+        assert set(os.listdir("/dev/shm")) <= before
+        """
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "store"), str(shuffle)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["2000", str(sum(range(8000)))]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_load_05_the_stream_does_not_depend_on_threads(tmp_path: Path, threads: int) -> None:
     view = make_view(tmp_path / "store", 50)
@@ -180,7 +206,24 @@ def test_load_12_evaluation_sees_each_row_once(tmp_path: Path, num_rows: int) ->
     assert set(counted) == set(view.keys()) and set(counted.values()) == {1}
 
 
-def test_load_13_a_bad_picture_is_named_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_load_13_sessions_without_a_main_file_load_with_threads(tmp_path: Path) -> None:
+    make_view(tmp_path / "store", 20)
+    script = textwrap.dedent(
+        f"""
+        import multiprocessing
+        multiprocessing.set_start_method("spawn")
+        from datapipe import Loader
+        from storage import FeatureStore
+        view = FeatureStore.open({str(tmp_path / "store")!r}).select()
+        loader = Loader(view, batch_size=5, image=None, num_threads=2)
+        print(sum(len(batch) for batch in loader))
+        """
+    )
+    result = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "20"
+
+
+def test_load_08_a_bad_picture_is_named_and_leaves_no_thread(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "PNG")
     store = FeatureStore.create(tmp_path / "store")

@@ -264,6 +264,22 @@ def test_dropped_and_closed_iterators_leave_no_thread(view: View) -> None:
     assert not _threads()
 
 
+def test_a_sample_that_hangs_is_named(
+    view: View, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slow(data: memoryview, **options: object) -> np.ndarray:
+        pixels = decode_image(data, size=(4, 6))
+        if np.array_equal(pixels, picture(2)):
+            time.sleep(0.3)
+        return pixels
+
+    monkeypatch.setattr("datapipe.batch_job.decode_image", slow)
+    monkeypatch.setattr("datapipe.loader.STALL_S", 0.1)
+    with caplog.at_level("WARNING", logger="unirl.datapipe"):
+        next(iter(Loader(view[:4], batch_size=4, image=ImageField(size=(4, 6)), shuffle=False)))
+    assert "sample 002 is being decoded" in caplog.text
+
+
 def test_prefetch_is_bounded(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
 

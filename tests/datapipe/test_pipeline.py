@@ -43,6 +43,21 @@ def test_no_jobs_and_jobs_without_parts() -> None:
     assert list(run_in_order(jobs, num_threads=2, depth=2)) == ["a"]
 
 
+def test_a_stall_is_told_and_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    jobs = iter([Job(parts=[lambda: time.sleep(0.25)], finish=lambda: 1, describe=lambda: "sample x")])
+    with caplog.at_level("WARNING", logger="unirl.datapipe"):
+        assert list(run_in_order(jobs, num_threads=1, depth=1, stall_s=0.1)) == [1]
+    assert caplog.messages[0] == "waiting for 0.1 s: sample x"
+
+
+def test_a_part_may_itself_time_out() -> None:
+    def part() -> None:
+        raise TimeoutError("the file server")
+
+    with pytest.raises(TimeoutError, match="the file server"):
+        list(run_in_order(iter([Job(parts=[part], finish=int)]), num_threads=1, depth=1, stall_s=0.05))
+
+
 def test_an_error_comes_in_its_place_and_stops_the_rest() -> None:
     ran: list[int] = []
 
