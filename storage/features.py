@@ -10,11 +10,11 @@ import numpy as np
 
 from storage.errors import CommitConflictError, DuplicateKeyError, TensorColumnError
 from storage.manifest import Part, Snapshot, TensorFile, TensorSpec
+from storage.part_builder import seal_tensor
 from storage.snapshots import newest_snapshot, publish
 from storage.staging import Staging
 from storage.tensors import TensorSpool
 from storage.view import View
-from storage.writer import seal_tensor
 
 if TYPE_CHECKING:
     from storage.store import FeatureStore

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from storage.column import TensorColumn
 from storage.columns import SQL_TYPES
+from storage.compaction import compact_parts
 from storage.deletion import delete_rows
 from storage.errors import KeyNotFoundError, SnapshotNotFoundError, StorageError, TensorColumnError
 from storage.features import Values, add_tensor_column, newest_store
@@ -169,6 +170,17 @@ class FeatureStore:
         """
         view = newest_store(self).select(rows) if isinstance(rows, str) else rows
         return delete_rows(self._pool, view.rows, message or f"delete {len(view)} rows")
+
+    def compact(self, *, max_part_bytes: int = 1 << 30, message: str = "compact") -> Snapshot:
+        """Publish a snapshot in which small neighbouring parts are joined and deleted rows left out.
+
+        Rows keep their numbers. Parts are joined while they have the same tensor columns and stay below the
+        size.
+
+        Raises:
+            CommitConflictError: If another writer changed the same parts meanwhile; appends do not matter.
+        """
+        return compact_parts(self._pool, max_part_bytes, message)
 
     # History
 

@@ -8,8 +8,8 @@ from types import TracebackType
 
 import numpy as np
 
-from storage.blobs import Blob, BlobWriter
-from storage.columns import ColumnTypes, Scalar, check_same_types
+from storage.blobs import Blob
+from storage.columns import ColumnTypes, check_same_types
 from storage.errors import (
     ColumnError,
     ColumnTypeError,
@@ -18,13 +18,14 @@ from storage.errors import (
     StorageError,
     TensorColumnError,
 )
-from storage.index import IndexWriter, QuarantineWriter
-from storage.keys import KeyTableWriter, encode_key, hash_key
-from storage.manifest import ColumnSpec, FileRef, Part, Snapshot, TensorFile, TensorSpec
+from storage.index import QuarantineWriter
+from storage.keys import encode_key, hash_key
+from storage.manifest import ColumnSpec, FileRef, Part, Snapshot, TensorSpec
+from storage.part_builder import PartBuilder
 from storage.shards import ReaderPool
 from storage.snapshots import newest_snapshot, publish
 from storage.staging import Staging
-from storage.tensors import TensorSpool, tensor_spec
+from storage.tensors import tensor_spec
 
 __all__ = ["Writer"]
 
@@ -57,19 +58,16 @@ class Writer:
         for name, spec in tensors.items():
             _check_tensor_spec(name, spec, self._base)
         self._staging = Staging(self._root)
-        folder = self._staging.path
-        self._keys = KeyTableWriter(folder / "keys.spool")
-        (folder / "blobs").mkdir()
-        self._blobs = BlobWriter(folder / "blobs")
-        self._index = IndexWriter(folder, self._types.types)
+        self._rows = PartBuilder(self._staging, self._staging.id, self._types.types)
+        for name, spec in tensors.items():
+            self._rows.add_tensor(name, spec)
         self._quarantine: QuarantineWriter | None = None
-        self._tensors = {name: self._spool(name, spec) for name, spec in tensors.items()}
         self._tensors_fixed = bool(tensors)
         self._usable = True
 
     def __len__(self) -> int:
         """Rows added so far."""
-        return len(self._keys)
+        return len(self._rows)
 
     def add(
         self,
@@ -102,14 +100,9 @@ class Writer:
         arrays = self._checked_tensors(tensors or {}, place)
         values = {name: self._types.accept(name, value, place) for name, value in columns.items()}
         self._usable = False
-        self._keys.add(encoded, key_hash)
-        self._blobs.add(encoded, blob)
+        self._rows.add(encoded, key_hash, blob, values)
         for name, data in arrays.items():
-            self._tensors[name].append(data)
-        own: dict[str, Scalar] = {"key": key, "hash": None, "bytes": None}
-        if blob is not None:
-            own |= {"hash": self._blobs.digest(row), "bytes": memoryview(blob).nbytes}
-        self._index.add(own | values)
+            self._rows.tensors[name].append(data)
         self._usable = True
 
     def quarantine(self, *, key: str, place: str, reason: str, data: bytes | None = None) -> None:
@@ -119,7 +112,7 @@ class Writer:
         self._quarantine.add(key, place, reason, data)
 
     def _refuse_duplicate(self, key: str, encoded: bytes, key_hash: int, place: str) -> None:
-        mine = self._keys.find(encoded, key_hash)
+        mine = self._rows.keys.find(encoded, key_hash)
         if mine is not None:
             raise DuplicateKeyError(
                 f"{place}: row {mine} of the same commit has this key; give each row a key of its own"
@@ -137,17 +130,15 @@ class Writer:
                 specs = {name: tensor_spec(name, array.dtype, array.shape) for name, array in tensors.items()}
                 for name, spec in specs.items():
                     _check_tensor_spec(name, spec, self._base)
-                self._tensors = {name: self._spool(name, spec) for name, spec in specs.items()}
+                    self._rows.add_tensor(name, spec)
             self._tensors_fixed = True
-        if tensors.keys() != self._tensors.keys():
+        if tensors.keys() != self._rows.tensors.keys():
             raise TensorColumnError(
-                f"{place}: tensors {sorted(tensors)}, every row of this commit has {sorted(self._tensors)}; "
+                f"{place}: tensors {sorted(tensors)}, every row of this commit has "
+                f"{sorted(self._rows.tensors)}; "
                 "write rows with other tensors in another commit"
             )
-        return {name: self._tensors[name].check(array, place) for name, array in tensors.items()}
-
-    def _spool(self, name: str, spec: TensorSpec) -> TensorSpool:
-        return TensorSpool(name, spec, self._staging.path / f"tensor-{name}.spool")
+        return {name: self._rows.tensors[name].check(array, place) for name, array in tensors.items()}
 
     def __enter__(self) -> Writer:
         return self
@@ -169,7 +160,7 @@ class Writer:
         if len(self) == 0 and self._quarantine is None:
             self.snapshot = self._base
             return
-        part = self._seal() if len(self) else None
+        part = self._rows.seal() if len(self) else None
         refused = self._seal_quarantine()
         self._staging.flush()
         try:
@@ -177,31 +168,6 @@ class Writer:
         except _REFUSALS:
             self._staging.withdraw()
             raise
-
-    def _seal(self) -> Part:
-        part_id, folder, rows = self._staging.id, self._staging.path, len(self)
-        offsets, lengths, digests = self._blobs.seal(self._keys.key)
-        blobs = None
-        if self._blobs.count:
-            blobs = self._staging.install(self._blobs.path, f"blobs/{part_id}/data.mdb", self._blobs.count)
-        self._keys.write(folder / "keys.arrow", offsets, lengths, digests)
-        keys = self._staging.install(folder / "keys.arrow", f"index/part-{part_id}.keys.arrow", rows)
-        self._index.write(folder / "index.parquet")
-        index = self._staging.install(folder / "index.parquet", f"index/part-{part_id}.parquet", rows)
-        tensors = {
-            name: seal_tensor(self._staging, spool, part_id, 0, rows) for name, spool in self._tensors.items()
-        }
-        return Part(
-            id=part_id,
-            first_row=0,
-            end_row=rows,
-            rows=rows,
-            row_ids=None,
-            index=index,
-            keys=keys,
-            blobs=blobs,
-            tensors=tensors,
-        )
 
     def _seal_quarantine(self) -> tuple[FileRef, ...]:
         if self._quarantine is None:
@@ -220,7 +186,7 @@ class Writer:
         for name, kind in mine.items():
             if name not in columns or columns[name].type == "null":
                 columns[name] = ColumnSpec(type=kind, since=part.id)
-        specs = {name: spool.spec for name, spool in self._tensors.items()}
+        specs = {name: spool.spec for name, spool in self._rows.tensors.items()}
         return replace(
             newest,
             message=self._message,
@@ -241,17 +207,17 @@ class Writer:
                 self._refuse_shared_keys(newest, part)
         mine = {name: (kind, f"commit {self._staging.id}") for name, kind in self._types.types().items()}
         check_same_types(mine, _origins(newest))
-        for name, spool in self._tensors.items():
+        for name, spool in self._rows.tensors.items():
             _check_tensor_spec(name, spool.spec, newest)
 
     def _refuse_shared_keys(self, newest: Snapshot, part: Part) -> None:
         reader = self._readers.get(part)
         table = reader.keys("first-read")
         deleted = self._readers.deleted_rows(newest)
-        hashes = self._keys.hashes()
+        hashes = self._rows.keys.hashes()
         for shared in table.shared_hashes(hashes).tolist():
             for row in np.flatnonzero(hashes == shared).tolist():
-                key = self._keys.key(row)
+                key = self._rows.keys.key(row)
                 local = table.find(key, shared)
                 if local is None:
                     continue
@@ -266,21 +232,8 @@ class Writer:
 
     def _close(self) -> None:
         self._usable = False
-        self._blobs.close()
-        self._keys.close()
-        for spool in self._tensors.values():
-            spool.close()
+        self._rows.close()
         self._staging.close()
-
-
-def seal_tensor(staging: Staging, spool: TensorSpool, name: str, start: int, stop: int) -> TensorFile:
-    """Turn rows start:stop of a spooled column into an Arrow file and give it its final name."""
-    path = staging.path / f"tensor-{spool.name}.arrow"
-    offset, blocks = spool.seal(path, start, stop)
-    ref = staging.install(path, f"tensors/{spool.name}/{name}.arrow", stop - start)
-    return TensorFile(
-        path=ref.path, bytes=ref.bytes, xxh3=ref.xxh3, rows=ref.rows, offset=offset, blocks_xxh3=blocks
-    )
 
 
 def _check_tensor_spec(name: str, spec: TensorSpec, snapshot: Snapshot) -> None:

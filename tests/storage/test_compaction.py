@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from storage import CommitConflictError, FeatureStore
+
+
+def content(store: FeatureStore, codes_of) -> list:
+    rows = store.select().rows
+    table = store.select().to_arrow(["row", "key", "hash", "bytes", "caption", "width"]).to_pylist()
+    assert store.query("SELECT row FROM samples ORDER BY row").column(0).to_pylist() == rows.tolist()
+    tensors = store.tensor("codes").gather(rows).tolist()
+    return [(*item.values(), bytes(store.blob(item["row"])), codes) for item, codes in zip(table, tensors)]
+
+
+def test_parts_are_joined_and_rows_keep_their_numbers(filled, filler, codes_of):
+    store = filler(filler(filled, 100, 101), 101, 110)
+    before = content(store, codes_of)
+    snapshot = store.compact()
+    after = store.refresh()
+    assert len(snapshot.parts) == 1 and snapshot.message == "compact" and snapshot.parts[0].row_ids is None
+    assert content(after, codes_of) == before
+    assert after.verify().ok and after.tensor("codes")[55:65].shape == (10, 8)
+    assert after.compact().id == snapshot.id
+    assert content(store, codes_of) == before
+
+
+def test_deleted_rows_are_left_out(filled, filler, codes_of):
+    filled.delete("width % 3 = 1")
+    store = filler(filled.refresh(), 100, 105)
+    before = content(store, codes_of)
+    assert sum(part.rows for part in store.snapshot.parts) == 105
+    snapshot = store.compact()
+    after = store.refresh()
+    assert snapshot.deleted is None and snapshot.parts[0].row_ids is not None and snapshot.parts[0].rows == 72
+    assert content(after, codes_of) == before
+    assert after.row("k00102") == 102 and after.key(102) == "k00102"
+    assert after.select("row >= 98").rows.tolist() == [98, 99, 100, 101, 102, 103, 104]
+    assert after.tensor("codes")[2:4].shape == (2, 8)
+    with pytest.raises(Exception, match=r"more than one shard|has no row"):
+        after.tensor("codes")[2:6]
+    with pytest.raises(Exception, match="no row 4"):
+        after.blob(4)
+    assert after.verify().ok and FeatureStore.open(after.path, snapshot=2).blob(4)
+
+
+def test_compacting_goes_on_after_more_commits(filled, filler, codes_of):
+    store = filled
+    for step in range(3):
+        store.delete(f"width % 7 = {step}")
+        store = filler(store.refresh(), 100 + 10 * step, 110 + 10 * step)
+        before = content(store, codes_of)
+        store.compact()
+        store = store.refresh()
+        assert content(store, codes_of) == before and len(store.snapshot.parts) == 1
+    store.add_column("n", lambda view: view.rows, dtype="int64", shape=())
+    store = store.refresh()
+    rows = store.select().rows
+    assert store.tensor("n").gather(rows).tolist() == rows.tolist()
+    assert store.refresh().verify().ok
+
+
+def test_parts_of_other_columns_and_large_parts_stay_apart(filled, filler):
+    filled.append([{"key": "plain"}])
+    store = filler(filled.refresh(), 100, 110)
+    assert [p.rows for p in store.compact().parts] == [100, 1, 10]
+    big = filler(store.refresh(), 110, 120)
+    size = big.snapshot.parts[0].blobs.bytes
+    assert [p.rows for p in big.compact(max_part_bytes=size // 2).parts] == [100, 1, 20]
+
+
+def test_everything_deleted(filled):
+    filled.delete("true")
+    snapshot = filled.compact()
+    assert snapshot.parts == () and snapshot.deleted is None and snapshot.next_row == 100
+    filled.append([{"key": "k00001"}])
+    assert filled.refresh().select().rows.tolist() == [100]
+
+
+def test_a_key_that_was_deleted_and_written_again(filled, codes_of):
+    filled.delete("width = 5")
+    with filled.writer(tensors={"codes": ("int16", (8,))}) as writer:
+        writer.add("k00005", b"again", {"codes": codes_of(5)}, width=5)
+    filled.compact()
+    store = filled.refresh()
+    assert store.row("k00005") == 100 and store.blob(100) == b"again" and len(store) == 100
+
+
+def test_conflicts(filled, filler, monkeypatch):
+    from storage import compaction
+
+    original = compaction._join
+
+    def race(change):
+        def join(*arguments):
+            change()
+            return original(*arguments)
+
+        monkeypatch.setattr(compaction, "_join", join)
+
+    race(lambda: filler(filled, 100, 105))
+    filled.compact()
+    assert [p.rows for p in filled.refresh().snapshot.parts] == [100, 5]
+    race(lambda: filled.delete("width = 3") and None)
+    filled.refresh().compact()
+    store = filled.refresh()
+    assert len(store) == 104 and store.snapshot.deleted.rows == 1 and len(store.select("width = 3")) == 0
+    race(lambda: store.add_column("n", lambda view: np.zeros(len(view)), dtype="float64", shape=()))
+    before = store.refresh()
+    with pytest.raises(CommitConflictError, match="compact again"):
+        before.compact()
+    assert before.refresh().verify().ok and len(before.refresh().select()) == 104
