@@ -9,12 +9,14 @@ of its own and is never a reward.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.worlds.handwriting import all_captions, write_numbers
 from recipes.worlds.handwriting_judge import DigitJudge
+from unirl.cli import main
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.stages import RunSettings, Stage
 from unirl.types import Judge
@@ -60,3 +62,7 @@ def numbers(*, seed: int = 0) -> Recipe:
         ),
         settings=RunSettings(seed=seed),
     )
+
+
+if __name__ == "__main__":
+    main(["train", "numbers", *sys.argv[1:]])

@@ -7,7 +7,7 @@ import json
 import logging
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ def run_recipe(
     recipe: Recipe,
     run: Path,
     *,
+    assignments: Sequence[str] = (),
     accelerator: Accelerator | None = None,
     write_report: Callable[[Path], Path] | None = None,
 ) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def run_recipe(
     Args:
         recipe: What to run. `recipe.settings.seed` decides every random number.
         run: The run's directory. If it holds the start of the same run, that is continued.
+        assignments: The `path=value` settings that made this recipe out of the named one; noted for a resume.
         accelerator: Says which rank this is; made here if not given.
         write_report: Called on the main rank with the run's directory when the summary is written.
 
@@ -56,7 +58,7 @@ def run_recipe(
     directory = RunDirectory(run)
     if accelerator.is_main_process:
         directory.check_same(recipe=recipe.name, config=_plain(recipe), seed=seed)
-        directory.record(recipe=recipe.name, config=_plain(recipe), seed=seed)
+        directory.record(recipe=recipe.name, config=_plain(recipe), seed=seed, assignments=assignments)
         prepare_run(recipe, run, seed=seed)
         directory.record_store(run / "store", FeatureStore.open(run / "store").snapshot.id)
     accelerator.wait_for_everyone()

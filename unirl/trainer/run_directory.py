@@ -6,7 +6,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,7 +53,9 @@ class RunDirectory:
                     "give the new run another directory"
                 )
 
-    def record(self, *, recipe: str, config: Mapping[str, Any], seed: int) -> None:
+    def record(
+        self, *, recipe: str, config: Mapping[str, Any], seed: int, assignments: Sequence[str]
+    ) -> None:
         """Write `run.json`; a run that is continued keeps the one that it has."""
         if self.record_path.exists():
             return
@@ -63,6 +65,7 @@ class RunDirectory:
             {
                 "recipe": recipe,
                 "config": config,
+                "assignments": list(assignments),
                 "commit": _commit(),
                 "versions": {"python": platform.python_version(), **_versions()},
                 "seed": seed,

@@ -1,0 +1,55 @@
+"""The `unirl` command: every sub-command in one place, and every error as one sentence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from datapipe import DataError
+from storage import StorageError
+from unirl.cli import data, models, runs
+from unirl.errors import UniRLError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="unirl",
+    help="Post-training for models that read and write text and images.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Image tokenizers.")
+reward_app = typer.Typer(no_args_is_help=True, help="Reward models.")
+
+for command in (*data.COMMANDS, models.sft, runs.train, runs.resume, runs.report):
+    app.command()(command)
+tokenizer_app.command("train")(models.train_tokenizer)
+tokenizer_app.command("encode")(models.encode)
+reward_app.command("train")(models.train_reward)
+app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(reward_app, name="reward")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; `arguments` default to those of the process. Ends the process.
+
+    Exit codes: 0 done, 1 an error, 2 wrong usage, 3 more bad samples than allowed, 75 stopped on request with
+    the state saved.
+    """
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%X", markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.getLogger("unirl").setLevel(os.environ.get("UNIRL_LOG", "INFO").upper())
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except (UniRLError, StorageError, DataError) as error:
+        logging.getLogger("unirl").debug("the traceback of the error below", exc_info=True)
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,130 @@
+"""`unirl tokenizer`, `unirl sft` and `unirl reward`: models trained from a store.
+
+torch and transformers take seconds to import, so these commands import them when they run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unirl.errors import ConfigError
+
+__all__ = ["encode", "sft", "train_reward", "train_tokenizer"]
+
+StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
+OutPath = Annotated[Path, typer.Option("--out", help="New folder for the model.")]
+Where = Annotated[str, typer.Option("--where", help="SQL condition: rows to train on.")]
+Seed = Annotated[int, typer.Option(min=0, help="Decides every random number.")]
+Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
+BatchSize = Annotated[int, typer.Option(min=1)]
+LearningRate = Annotated[float, typer.Option(min=0.0, help="Peak, after a warm-up.")]
+TokenizerPath = Annotated[Path, typer.Option("--tokenizer", help="Folder of the image tokenizer.")]
+
+
+def train_tokenizer(
+    store: StorePath,
+    out: OutPath,
+    where: Where = "true",
+    steps: Steps = 300,
+    batch_size: BatchSize = 32,
+    learning_rate: LearningRate = 3e-3,
+    image_size: Annotated[int, typer.Option(min=8, help="Side of the square picture, pixels.")] = 32,
+    num_codes: Annotated[int, typer.Option(min=2, help="Size of the codebook.")] = 128,
+    seed: Seed = 0,
+) -> None:
+    """Train an image tokenizer on the pictures of a store."""
+    from unirl.policies.image_tokenizer import ImageTokenizerConfig
+    from unirl.trainer import prepare
+    from unirl.trainer.recipe import TokenizerTraining
+
+    training = TokenizerTraining(
+        config=ImageTokenizerConfig(image_size=image_size, num_codes=num_codes),
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+    )
+    report = prepare.train_tokenizer(store, _new(out), where=where, training=training, seed=seed)
+    typer.echo(
+        f"{out}: mean squared error {report.mean_squared_error:.4f}, "
+        f"{report.codes_used} of {report.num_codes} codes used"
+    )
+
+
+def encode(store: StorePath, tokenizer: TokenizerPath) -> None:
+    """Add the image codes of every picture to the store, as a tensor column."""
+    from unirl.policies.image_tokenizer import ImageTokenizer
+    from unirl.trainer import prepare
+
+    prepare.encode_pictures(store, ImageTokenizer.load(_there(tokenizer)))
+    typer.echo(f"{store}: column {prepare.CODES_COLUMN} is complete")
+
+
+def sft(
+    store: StorePath,
+    tokenizer: TokenizerPath,
+    out: OutPath,
+    where: Where = "true",
+    steps: Steps = 400,
+    batch_size: BatchSize = 64,
+    learning_rate: LearningRate = 3e-3,
+    seed: Seed = 0,
+) -> None:
+    """Warm a small policy up on pictures with captions, in both directions."""
+    from storage import FeatureStore
+    from unirl.policies.image_tokenizer import ImageTokenizer
+    from unirl.trainer import prepare
+    from unirl.trainer.recipe import SupervisedTraining
+
+    captions = FeatureStore.open(store).select("caption <> ''").column("caption").to_pylist()
+    report = prepare.train_policy(
+        store,
+        _new(out),
+        tokenizer=ImageTokenizer.load(_there(tokenizer)),
+        captions=captions,
+        where=where,
+        training=SupervisedTraining(steps=steps, batch_size=batch_size, learning_rate=learning_rate),
+        seed=seed,
+    )
+    typer.echo(f"{out}: text loss {report.text_loss:.3f}, image loss {report.image_loss:.3f} nats a token")
+
+
+def train_reward(
+    store: StorePath,
+    out: OutPath,
+    where: Where = "true",
+    steps: Steps = 600,
+    batch_size: BatchSize = 64,
+    learning_rate: LearningRate = 2e-3,
+    image_size: Annotated[int, typer.Option(min=8, help="Side to which pictures are scaled.")] = 32,
+    seed: Seed = 0,
+) -> None:
+    """Train a yes/no reward: does this picture show this caption?"""
+    from unirl.rewards import train_from_store
+
+    report = train_from_store(
+        store,
+        _new(out),
+        where=where,
+        image_size=(image_size, image_size),
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        seed=seed,
+    )
+    typer.echo(f"{out}: {report.accuracy:.1%} right on pictures held out from training")
+
+
+def _new(path: Path) -> Path:
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError(f"{path}: there is something in it; name a new folder for the model")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _there(path: Path) -> Path:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path}: no config.json, so this is no model's folder")
+    return path
