@@ -160,17 +160,17 @@ def _one_word_off(parts: Sequence[str]) -> list[tuple[str | None, ...]]:
 
 
 def _scramble(caption: str, generator: np.random.Generator) -> str:
-    """Swap two neighbouring words, say one twice, or stop early."""
+    """Break a caption with its own words: swap two, say one twice, leave one out, stop early, or go on."""
     parts = caption.split()
     if not parts:
         return caption
     place = int(generator.integers(len(parts)))
-    match int(generator.integers(3)):
-        case 0 if len(parts) > 1:
-            place = min(place, len(parts) - 2)
-            parts[place], parts[place + 1] = parts[place + 1], parts[place]
-        case 1:
-            parts = parts[:place]
-        case _:
-            parts.insert(place, parts[place])
-    return " ".join(parts)
+    before, word, after = parts[:place], parts[place], parts[place + 1 :]
+    broken = (
+        [*before, *after[:1], word, *after[1:]],
+        [*before, word, word, *after],
+        [*before, *after],
+        before,
+        [*parts, word, *after],
+    )
+    return " ".join(broken[generator.integers(len(broken))])

@@ -31,7 +31,7 @@ def test_one_seed_gives_one_batch() -> None:
 
 
 def test_half_of_the_false_captions_are_near() -> None:
-    """Near: one word off, or the same words in another order, doubled or cut short."""
+    """Near: one word off, or the same words in another order, doubled, left out or cut short."""
     batch = examples(4000)
     words = {word for caption in CAPTIONS for word in caption.split()}
     false = [caption for caption, label in zip(batch.captions, batch.labels, strict=True) if not label]
