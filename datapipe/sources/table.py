@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from datapipe.errors import DecodeError, SourceError
 from datapipe.sources.column_kinds import ColumnKinds
@@ -17,14 +18,18 @@ from datapipe.sources.rows import check_table, count_rows, observe_table, read_r
 
 __all__ = ["TableSource"]
 
+# How JPEG, PNG, GIF, WebP, little- and big-endian TIFF begin in base64. No path of this length begins so.
+_BASE64_MAGIC: Final = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK")
+_MIN_BASE64_CHARS: Final = 64
+
 
 class TableSource:
     """One table file.
 
-    The picture of a row is bytes, a path relative to the table, a `data:` URI, or the struct
-    {bytes, path} that Hugging Face datasets write. The key is the column `key`, else the table's name and
-    the row number, as in `train/00000017`. Rows without a picture are text samples where pictures are
-    optional.
+    The picture of a row is bytes, a path relative to the table, base64 text (bare or as a `data:` URI), or
+    the struct {bytes, path} that Hugging Face datasets write. The key is the column `key`, else the table's
+    name and the row number, as in `train/00000017`. Rows without a picture are text samples where pictures
+    are optional.
     """
 
     def __init__(
@@ -97,8 +102,9 @@ def _loader(image: object, folder: Path, place: str) -> tuple[Callable[[], bytes
         data = bytes(image)
         return (lambda: data), []
     if isinstance(image, str):
-        if image.startswith("data:"):
-            data = _from_data_uri(image)
+        encoded = _base64_payload(image)
+        if encoded is not None:
+            data = _from_base64(encoded)
             return (lambda: data), []
         path, notes = locate_file(folder, image, place)
         return file_loader(path), notes
@@ -106,11 +112,18 @@ def _loader(image: object, folder: Path, place: str) -> tuple[Callable[[], bytes
     raise DecodeError("image_other_type", f"the image is a {kind}; wanted bytes, a path or {{bytes, path}}")
 
 
-def _from_data_uri(text: str) -> bytes:
-    head, _, payload = text.partition(",")
-    if not head.endswith(";base64"):
-        raise DecodeError("bad_data_uri", f"{text[:60]!r}: only base64 data URIs hold pictures")
+def _base64_payload(text: str) -> str | None:
+    """The base64 text of a `data:` URI or of a bare picture; None for a path."""
+    if text.startswith("data:"):
+        head, _, payload = text.partition(",")
+        if not head.endswith(";base64"):
+            raise DecodeError("bad_base64", f"{text[:60]!r}: only base64 data URIs hold pictures")
+        return payload
+    return text if len(text) >= _MIN_BASE64_CHARS and text.startswith(_BASE64_MAGIC) else None
+
+
+def _from_base64(text: str) -> bytes:
     try:
-        return base64.b64decode(payload, validate=True)
+        return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise DecodeError("bad_data_uri", f"{text[:60]!r}: {error}") from error
+        raise DecodeError("bad_base64", f"{text[:60]!r}: {error}") from error

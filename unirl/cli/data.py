@@ -116,7 +116,7 @@ def info(store: StorePath, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
         return
-    table = Table(show_header=False, box=None)
+    table = _two_columns()
     for name, value in facts.items():
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
         table.add_row(name, escape(text))
@@ -211,8 +211,15 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _print_report(report: IngestReport) -> None:
+def _two_columns() -> Table:
     table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _print_report(report: IngestReport) -> None:
+    table = _two_columns()
     table.add_row("would be added" if report.is_dry_run else "added", str(report.num_added))
     table.add_row("there already", str(report.num_skipped))
     table.add_row("bad", f"{report.num_bad} ({report.bad_fraction:.2%})")
@@ -262,7 +269,9 @@ def _print_rows(table: pa.Table, *, as_json: bool, as_csv: bool) -> None:
         writer.writerows(row.values() for row in rows)
         typer.echo(text.getvalue(), nl=False)
     else:
-        shown = Table(*(escape(name) for name in table.column_names))
+        shown = Table()
+        for name in table.column_names:
+            shown.add_column(escape(name), overflow="fold")
         for row in rows:
             shown.add_row(*(escape("" if value is None else str(value)) for value in row.values()))
         Console().print(shown)

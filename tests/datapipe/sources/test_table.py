@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from datapipe.errors import SourceError
 from datapipe.sources import Fault, Item, Record, TableSource
@@ -37,12 +39,22 @@ def test_pictures_as_bytes_paths_structs_and_uris(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "TIFF"])
+def test_pictures_as_bare_base64(tmp_path: Path, format: str) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((20, 20), 50).convert("RGB").save(buffer, format)
+    text = base64.encodebytes(buffer.getvalue()).decode()
+    (tmp_path / "t.jsonl").write_text(json.dumps({"image": text}))
+    (item,) = items(tmp_path / "t.jsonl")
+    assert isinstance(item, Record) and item.load is not None and item.load() == buffer.getvalue()
+
+
 def test_pictures_that_cannot_be_found(tmp_path: Path) -> None:
     values = ["ghost.png", "../x.png", "data:image/png,abc", "data:image/png;base64,???", 7, ["a"]]
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"image": value}) for value in values))
     found = items(tmp_path / "t.jsonl")
     assert [item.reason for item in found if isinstance(item, Fault)] == [
-        *("row_without_image", "path_outside_folder", "bad_data_uri", "bad_data_uri", "image_other_type"),
+        *("row_without_image", "path_outside_folder", "bad_base64", "bad_base64", "image_other_type"),
         "image_other_type",
     ]
     assert found[0].place == "t.jsonl:1"
