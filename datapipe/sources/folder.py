@@ -44,6 +44,7 @@ class FolderSource:
         return len(self._listing.images)
 
     def observe_columns(self, kinds: ColumnKinds) -> None:
+        self._check_not_empty(self._listing)
         for table in self._listing.metadata:
             check_table(self.root / table, self._fields)
             observe_table(self.root / table, self._fields, kinds)
@@ -75,6 +76,16 @@ class FolderSource:
         except DecodeError:
             return  # reported when the sample is read
         kinds.observe(self._fields.pick(values).columns, path)
+
+    def _check_not_empty(self, listing: FolderListing) -> None:
+        if listing.images or listing.metadata or listing.sidecars or listing.faults:
+            return
+        others = [note.place for note in listing.notes]
+        held = f"{len(others)} other files, such as {others[0]}" if others else "no file at all"
+        raise SourceError(
+            f"{self.root}: holds no picture and no metadata table, but {held}; name the folder of the "
+            f"pictures, or the tars or tables themselves"
+        )
 
     def _check_one_table_a_folder(self, listing: FolderListing) -> None:
         tables: dict[str, str] = {}

@@ -51,6 +51,9 @@ def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[o
         if entry.name.startswith(".") or entry.name == "__MACOSX":
             continue
         if entry.is_dir(follow_symlinks=False):
+            if _is_store(entry.path):
+                listing.notes.append(_note(relative, "store_not_read", "a feature store, not a source"))
+                continue
             folders.append((entry, relative))
             if _suffix(relative) in IMAGE_SUFFIXES:
                 _add_fault(listing, relative, "not_a_file", "a directory is named like a picture")
@@ -83,6 +86,10 @@ def _place(entry: os.DirEntry[str], relative: str, real_root: Path, listing: Fol
         listing.notes.append(
             _note(relative, "ignored_file", "neither a picture nor a caption nor metadata.*")
         )
+
+
+def _is_store(path: str) -> bool:
+    return (Path(path) / "snapshots").is_dir() and (Path(path) / "index").is_dir()
 
 
 def _suffix(relative: str) -> str:

@@ -265,10 +265,28 @@ def test_a_store_is_not_made_for_a_source_that_cannot_be_read(tmp_path: Path) ->
     assert not (tmp_path / "store").exists()
 
 
-def test_an_empty_folder_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_without_anything_to_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    report = ingest(tmp_path / "empty", tmp_path / "store")
+    with pytest.raises(SourceError, match="holds no picture and no metadata table, but no file at all"):
+        ingest(tmp_path / "empty", tmp_path / "store")
+    (tmp_path / "empty" / "deep").mkdir()
+    (tmp_path / "empty" / "deep" / "s.tar").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"1 other files, such as deep/s\.tar"):
+        ingest(tmp_path / "empty", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_table_without_rows_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image,caption\n")
+    report = ingest(tmp_path / "t.csv", tmp_path / "store")
     assert (report.num_seen, report.bad_fraction, report.is_over_budget) == (0, 0.0, False)
+
+
+def test_a_store_inside_its_source_is_left_alone(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "set", 3)
+    ingest(folder, folder / "store")
+    again = ingest(folder, folder / "store")
+    assert (again.num_skipped, again.num_bad, again.notes) == (3, 0, {"store_not_read": 1})
 
 
 KILLED = textwrap.dedent(

@@ -68,7 +68,7 @@ def test_a_store_without_pictures(tmp_path: Path) -> None:
 
 
 def test_an_empty_store(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    report = ingest(tmp_path / "empty", tmp_path / "store")
+    (tmp_path / "t.csv").write_text("image,caption\n")
+    report = ingest(tmp_path / "t.csv", tmp_path / "store")
     write_report_page(FeatureStore.open(tmp_path / "store"), report, tmp_path / "report.html")
     assert "0 rows in the store" in (tmp_path / "report.html").read_text()
