@@ -11,6 +11,7 @@ from storage.deletion import install_deleted
 from storage.errors import CommitConflictError
 from storage.integrity import list_files
 from storage.keys import hash_key
+from storage.leases import hold_snapshot
 from storage.manifest import Part, Snapshot
 from storage.part_builder import PartBuilder
 from storage.rows import RowMap
@@ -40,6 +41,7 @@ def compact_parts(pool: ReaderPool, max_part_bytes: int, message: str) -> Snapsh
         CommitConflictError: If another writer changed one of the parts meanwhile.
     """
     base = newest_snapshot(pool.root)
+    lease = hold_snapshot(pool.root, base.id)
     groups = _plan(pool, base, max_part_bytes)
     if not groups:
         return base
@@ -56,6 +58,7 @@ def compact_parts(pool: ReaderPool, max_part_bytes: int, message: str) -> Snapsh
             raise
     finally:
         staging.close()
+        del lease
 
 
 def _plan(pool: ReaderPool, snapshot: Snapshot, max_part_bytes: int) -> list[_Group]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from storage.errors import ManifestError, SnapshotNotFoundError, StorageError
+from storage.errors import ManifestError, StorageError
 from storage.files import fsync_directory, publish_exclusively
+from storage.leases import hold_snapshot
 from storage.manifest import FILE_NAME, Snapshot
 from storage.rows import RowMap
 from storage.shards import ReaderPool
@@ -71,6 +72,7 @@ def write_tag(root: Path, name: str, snapshot_id: int) -> None:
     """
     _check_name(root, name)
     read_snapshot(root, snapshot_id)
+    lease = hold_snapshot(root, snapshot_id)
     folder = root / "tags"
     if not folder.is_dir():
         folder.mkdir(exist_ok=True)
@@ -79,11 +81,7 @@ def write_tag(root: Path, name: str, snapshot_id: int) -> None:
     temporary = root / "staging" / f"tag-{secrets.token_hex(8)}.json"
     if not publish_exclusively(folder / f"{name}.json", content, temporary):
         raise StorageError(f"{root}: there is a tag {name!r} already; remove it first, or use another name")
-    try:
-        read_snapshot(root, snapshot_id)
-    except SnapshotNotFoundError:
-        remove_tag(root, name)
-        raise
+    del lease
 
 
 def list_tags(root: Path) -> dict[str, int]:

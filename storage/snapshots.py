@@ -14,7 +14,6 @@ from pathlib import Path
 
 from storage.errors import (
     CommitConflictError,
-    FormatVersionError,
     ManifestError,
     SnapshotNotFoundError,
     StoreExistsError,
@@ -23,7 +22,14 @@ from storage.errors import (
 from storage.files import fsync_directory, publish_exclusively
 from storage.manifest import Snapshot, decode_snapshot, encode_snapshot
 
-__all__ = ["create_store", "list_snapshot_ids", "newest_snapshot", "publish", "read_snapshot"]
+__all__ = [
+    "create_store",
+    "list_snapshot_ids",
+    "newest_snapshot",
+    "publish",
+    "read_snapshot",
+    "snapshot_path",
+]
 
 FOLDERS = ("snapshots", "index", "blobs", "tensors", "quarantine", "staging", "tags")
 _SNAPSHOT_NAME = re.compile(r"(\d{8,18})\.json")
@@ -77,7 +83,7 @@ def read_snapshot(root: Path, snapshot_id: int) -> Snapshot:
         SnapshotNotFoundError: If the store has no such snapshot.
         ManifestError, FormatVersionError: If the file cannot be used.
     """
-    path = _path(root, snapshot_id)
+    path = snapshot_path(root, snapshot_id)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -85,7 +91,8 @@ def read_snapshot(root: Path, snapshot_id: int) -> Snapshot:
         if not ids:
             raise StoreNotFoundError(_not_a_store(root)) from None
         raise SnapshotNotFoundError(
-            f"{root}: there is no snapshot {snapshot_id}; the store has {ids[0]} to {ids[-1]}"
+            f"{root}: there is no snapshot {snapshot_id}; the store has {ids[0]} to {ids[-1]} "
+            "(gc removes old ones that have no tag)"
         ) from None
     snapshot = decode_snapshot(content, str(path))
     if snapshot.id != snapshot_id:
@@ -97,15 +104,18 @@ def read_snapshot(root: Path, snapshot_id: int) -> Snapshot:
 
 def newest_snapshot(root: Path) -> Snapshot:
     """Read the snapshot with the highest number."""
-    ids = list_snapshot_ids(root)
-    if not ids:
-        raise StoreNotFoundError(_not_a_store(root))
-    try:
-        return read_snapshot(root, ids[-1])
-    except ManifestError as error:
-        if len(ids) == 1 or isinstance(error, FormatVersionError):
-            raise
-        raise ManifestError(f"{error} (the one before is snapshot={ids[-2]})") from error
+    while True:
+        ids = list_snapshot_ids(root)
+        if not ids:
+            raise StoreNotFoundError(_not_a_store(root))
+        try:
+            return read_snapshot(root, ids[-1])
+        except SnapshotNotFoundError:
+            continue  # Newer ones were published since, and gc removed this one.
+        except ManifestError as error:
+            if len(ids) == 1:
+                raise
+            raise ManifestError(f"{error} (the one before is snapshot={ids[-2]})") from error
 
 
 def publish(root: Path, build: Callable[[Snapshot], Snapshot]) -> Snapshot:
@@ -125,12 +135,13 @@ def publish(root: Path, build: Callable[[Snapshot], Snapshot]) -> Snapshot:
 
 
 def _publish_file(root: Path, snapshot: Snapshot) -> bool:
-    path = _path(root, snapshot.id)
+    path = snapshot_path(root, snapshot.id)
     temporary = root / "staging" / f"snapshot-{secrets.token_hex(8)}.json"
     return publish_exclusively(path, encode_snapshot(snapshot), temporary)
 
 
-def _path(root: Path, snapshot_id: int) -> Path:
+def snapshot_path(root: Path, snapshot_id: int) -> Path:
+    """The file of a snapshot."""
     return root / "snapshots" / f"{snapshot_id:08d}.json"
 
 

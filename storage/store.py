@@ -24,6 +24,7 @@ from storage.history import SnapshotDiff, diff_snapshots, list_tags, read_log, r
 from storage.index import QuarantineWriter
 from storage.integrity import VerifyReport, verify_store
 from storage.key_index import KeyIndex
+from storage.leases import hold_snapshot
 from storage.manifest import Snapshot
 from storage.query import SampleTable
 from storage.rows import RowMap
@@ -59,6 +60,7 @@ class FeatureStore:
         self.counters = counters or Counters()
         self._pool = readers or ReaderPool(path)
         self._readers: list[PartReader | None] = [None] * len(snapshot.parts)
+        self._lease = hold_snapshot(path, snapshot.id)
         self.row_map = RowMap(snapshot, self._pool)
         self._key_index: KeyIndex | None = None
         self._samples: SampleTable | None = None
@@ -340,9 +342,15 @@ class FeatureStore:
         """Read everything that this snapshot lists and compare sizes, checksums and row counts."""
         return verify_store(self.path, self.snapshot)
 
-    def gc(self, *, grace_s: float = 3600.0) -> GcReport:
-        """Remove files that no snapshot lists, older than the grace period, of no live writer."""
-        return collect_garbage(self.path, grace_s=grace_s)
+    def gc(self, *, grace_s: float = 3600.0, keep_last: int | None = None) -> GcReport:
+        """Remove files that no snapshot lists, and with keep_last also old snapshots.
+
+        Args:
+            grace_s: Files and snapshots younger than this stay, in seconds.
+            keep_last: Keep so many of the newest snapshots, and those that have a tag or that any handle on
+                this machine has open; None keeps all.
+        """
+        return collect_garbage(self.path, grace_s=grace_s, keep_last=keep_last)
 
     # For views and tensor columns
 
