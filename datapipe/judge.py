@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from datapipe.decode.image import DEFAULT_MAX_PIXELS, ImageFacts, decode_image_with_facts
+from datapipe.decode.image import DEFAULT_MAX_PIXELS, ImageFacts, check_image
 from datapipe.decode.text import check_text
 from datapipe.errors import DecodeError
 from datapipe.sources.column_kinds import ColumnKinds
@@ -87,7 +87,7 @@ class Judge:
             columns = self.kinds.convert(record.columns)
             if record.load is not None:
                 blob = record.load()
-                facts = decode_image_with_facts(blob, max_pixels=self.max_pixels)[1]
+                facts = check_image(blob, max_pixels=self.max_pixels)
             elif "image" in self.optional:
                 facts = None
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datapipe.decode.image import (
     DEFAULT_MAX_PIXELS,
     ImageFacts,
+    check_image,
     decode_image,
     decode_image_with_facts,
 )
@@ -14,6 +15,7 @@ from datapipe.decode.text import check_text
 __all__ = [
     "DEFAULT_MAX_PIXELS",
     "ImageFacts",
+    "check_image",
     "check_text",
     "decode_image",
     "decode_image_with_facts",

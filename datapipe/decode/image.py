@@ -16,7 +16,14 @@ from datapipe.decode.png_chunks import check_png_chunks
 from datapipe.decode.sniff import sniff_image_format
 from datapipe.errors import DataError, DecodeError
 
-__all__ = ["DEFAULT_MAX_PIXELS", "WHITE", "ImageFacts", "decode_image", "decode_image_with_facts"]
+__all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "WHITE",
+    "ImageFacts",
+    "check_image",
+    "decode_image",
+    "decode_image_with_facts",
+]
 
 DEFAULT_MAX_PIXELS: Final = 89_478_485
 WHITE: Final = (255, 255, 255)
@@ -78,10 +85,19 @@ def decode_image_with_facts(
     Raises:
         DecodeError: Reasons `empty`, `html`, `json`, `svg`, `pdf`, `archive`, `video`, `lfs_pointer`,
             `unsupported_format`, `not_an_image` (by content), `missing_codec`, `too_many_pixels` (by
-            header), `truncated`, `corrupt` (by pixels).
+            header), `truncated`, `corrupt`, `out_of_memory` (by pixels).
     """
     image, facts = _decode(data, background=background, max_pixels=max_pixels)
     return np.array(image, dtype=np.uint8), facts
+
+
+def check_image(data: bytes | memoryview, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFacts:
+    """Decode completely like decode_image, keep the facts only.
+
+    Raises:
+        DecodeError: See decode_image_with_facts.
+    """
+    return _decode(data, background=WHITE, max_pixels=max_pixels)[1]
 
 
 def _decode(
@@ -161,6 +177,8 @@ def _load(image: Image.Image, data: bytes | memoryview, format_name: str) -> Non
     except _PIXEL_ERRORS as error:
         is_cut = "truncated" in str(error).lower() or _is_cut(data, format_name)
         reason = "truncated" if is_cut else "corrupt"
+        if isinstance(error, MemoryError):
+            reason = "out_of_memory"
         raise DecodeError(reason, f"{format_name} of {len(data)} bytes: {error}") from error
 
 

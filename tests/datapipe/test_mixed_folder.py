@@ -210,7 +210,6 @@ def add_odd_entries(folder: Path, places: dict[str, str]) -> None:
     }
 
 
-@pytest.mark.slow
 def test_exactly_the_expected_rows_reasons_and_pixels(tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     good, places = write(folder)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from datapipe.decode import ImageFacts, decode_image, decode_image_with_facts
+from datapipe.decode import ImageFacts, check_image, decode_image, decode_image_with_facts
 from datapipe.errors import DecodeError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
@@ -53,6 +53,13 @@ def test_lossless_formats_keep_every_pixel(format: str) -> None:
         height=20,
         notes=(),
     )
+
+
+def test_checking_tells_the_same_facts() -> None:
+    for data in FILES:
+        assert check_image(data) == decode_image_with_facts(data)[1]
+    with pytest.raises(DecodeError, match="the budget is 599"):
+        check_image(FILES[0], max_pixels=599)
 
 
 def test_a_view_on_memory_is_enough() -> None:
