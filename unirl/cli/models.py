@@ -69,7 +69,7 @@ def sft(
     where: Where = "true",
     steps: Steps = 400,
     batch_size: BatchSize = 64,
-    learning_rate: LearningRate = 3e-3,
+    learning_rate: LearningRate = 5e-3,
     seed: Seed = 0,
 ) -> None:
     """Warm a small policy up on pictures with captions, in both directions."""
@@ -95,9 +95,9 @@ def train_reward(
     store: StorePath,
     out: OutPath,
     where: Where = "true",
-    steps: Steps = 600,
+    steps: Steps = 400,
     batch_size: BatchSize = 64,
-    learning_rate: LearningRate = 2e-3,
+    learning_rate: LearningRate = 5e-3,
     image_size: Annotated[int, typer.Option(min=8, help="Side to which pictures are scaled.")] = 32,
     seed: Seed = 0,
 ) -> None:

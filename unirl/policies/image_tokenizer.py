@@ -33,7 +33,7 @@ class ImageTokenizerConfig:
     fold: int = 4
     """Squares of fold x fold pixels become channels before the first convolution. 1 is the published model;
     more makes small pictures cheap."""
-    base_channels: int = 64
+    base_channels: int = 32
     """Multiple of 32: the blocks normalise in 32 groups."""
     channel_multiplier: tuple[int, ...] = (1,)
     """One entry a resolution; each further entry halves the side."""

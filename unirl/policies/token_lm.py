@@ -24,10 +24,10 @@ CRITIC_FILE = "critic.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """Size of a policy that starts from random weights. The defaults are the toy size, about 0.9M."""
+    """Size of a policy that starts from random weights. The defaults are the toy size, about 0.7M."""
 
     width: int = 128
-    num_layers: int = 4
+    num_layers: int = 3
     num_heads: int = 4
     mlp_width: int = 384
     max_length: int = 160

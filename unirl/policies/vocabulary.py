@@ -100,8 +100,8 @@ class JointVocabulary:
         return self.grid.offset + self.grid.num_codes
 
     def words(self, caption: str) -> list[int]:
-        """Ids of a caption's words, without specials."""
-        return list(self.tokenizer.encode(caption, add_special_tokens=False))
+        """Ids of a caption's words, without specials; a special that is written out in a caption stays text."""
+        return list(self.tokenizer.encode(caption, add_special_tokens=False, split_special_tokens=True))
 
     def text(self, ids: Sequence[int]) -> str:
         """Words of text ids up to the first `<eos>`, joined as the tokenizer joins them."""
@@ -113,6 +113,12 @@ class JointVocabulary:
         """Ids of a whole picture in a prompt: `<boi>`, the codes, `<eoi>`."""
         if len(codes) != self.grid.length:
             raise ConfigError(f"a picture has {self.grid.length} codes, found {len(codes)}")
+        wrong = [int(code) for code in codes if not 0 <= code < self.grid.num_codes]
+        if wrong:
+            raise ConfigError(
+                f"code {wrong[0]} is none of the {self.grid.num_codes} codes of this vocabulary; "
+                "encode the pictures with the tokenizer that the policy was trained with"
+            )
         return [self.begin_image, *(int(code) + self.grid.offset for code in codes), self.end_image]
 
     def allowed(self, direction: Direction) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from unirl.algorithms import learning_rate_factor
 from unirl.errors import ConfigError
-from unirl.rewards.muon import Muon
+from unirl.algorithms.muon import Muon
 from unirl.rewards.pairs import ExampleMaker, LabelledPictures
 from unirl.rewards.question import Question
 from unirl.rewards.question_model import QuestionModel

@@ -37,7 +37,7 @@ class TokenizerTraining:
     """How the image tokenizer is trained."""
 
     config: ImageTokenizerConfig = field(default_factory=ImageTokenizerConfig)
-    steps: int = 240
+    steps: int = 300
     batch_size: int = 32
     learning_rate: float = 3e-3
 
@@ -47,9 +47,9 @@ class SupervisedTraining:
     """How the policy is warmed up."""
 
     config: PolicyConfig = field(default_factory=PolicyConfig)
-    steps: int = 300
+    steps: int = 400
     batch_size: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 5e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class RewardTraining:
     """How the yes/no reward model is trained."""
 
     config: VlmConfig = field(default_factory=VlmConfig)
-    steps: int = 600
+    steps: int = 400
     batch_size: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 5e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unirl.algorithms.masking import masked_sum
+from unirl.algorithms.muon import Muon
 from unirl.algorithms.schedule import learning_rate_factor
 from unirl.policies.token_lm import TokenLM, left_pad
 from unirl.types import Direction, Prompt
@@ -57,24 +58,20 @@ def train_supervised(
         steps: Optimizer steps.
         text_fraction: Share of each batch that is also learnt from picture to words. A caption is a few easy
             tokens behind a long prompt: a small share costs little and suffices.
-        learning_rate: Peak of AdamW, after a warm-up over the first twentieth, cosine to a twentieth.
-        weight_decay: Of AdamW, on matrices only.
+        learning_rate: Peak of Muon and AdamW alike, after a warm-up over the first twentieth, cosine to a twentieth.
+        weight_decay: Of both.
         on_step: Called with (step, loss) after each step; the loss is the sum of both directions' means.
     """
-    matrices = [p for p in policy.lm.parameters() if p.ndim > 1]
-    vectors = [p for p in policy.lm.parameters() if p.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=learning_rate,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: learning_rate_factor(
-            step, warmup_steps=max(steps // 20, 1), total_steps=steps, decay="cosine", floor=0.05
-        ),
-    )
+    optimizers = _optimizers(policy, learning_rate, weight_decay)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: learning_rate_factor(
+                step, warmup_steps=max(steps // 20, 1), total_steps=steps, decay="cosine", floor=0.05
+            ),
+        )
+        for optimizer in optimizers
+    ]
     tail: dict[Direction, list[float]] = {"text": [], "image": []}
     for step, prompts in zip(range(steps), batches, strict=False):
         described = prompts[: max(round(text_fraction * len(prompts)), 1)]
@@ -83,11 +80,12 @@ def train_supervised(
             "image": _loss(policy, prompts, "image"),
         }
         loss = losses["text"] + losses["image"]
-        optimizer.zero_grad(set_to_none=True)
+        policy.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         if step >= steps - max(steps // 10, 1):
             for direction, values in tail.items():
                 values.append(float(losses[direction].detach()))
@@ -97,6 +95,18 @@ def train_supervised(
         text_loss=sum(tail["text"]) / len(tail["text"]),
         image_loss=sum(tail["image"]) / len(tail["image"]),
     )
+
+
+def _optimizers(policy: TokenLM, learning_rate: float, weight_decay: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between embedding and head, which learns in half the steps here; AdamW for the rest."""
+    ends = {id(policy.lm.get_input_embeddings().weight), id(policy.lm.get_output_embeddings().weight)}
+    matrices = [p for p in policy.lm.parameters() if p.ndim == 2 and id(p) not in ends]
+    inside = {id(p) for p in matrices}
+    others = [p for p in policy.lm.parameters() if id(p) not in inside]
+    return [
+        Muon(matrices, learning_rate=learning_rate, weight_decay=weight_decay),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay),
+    ]
 
 
 def _loss(policy: TokenLM, prompts: Sequence[Prompt], direction: Direction) -> Tensor:

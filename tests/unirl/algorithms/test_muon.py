@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from unirl.rewards.muon import Muon, orthogonalized
+from unirl.algorithms.muon import Muon, orthogonalized
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6), (1, 5)])
