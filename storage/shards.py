@@ -330,4 +330,5 @@ class ReaderPool:
         return pool
 
     def _name(self, part: Part) -> tuple[str, ...]:
-        return (self._real_root, part.index.path, *sorted(file.path for file in part.tensors.values()))
+        tensors = sorted(f"{name}={file.path}" for name, file in part.tensors.items())
+        return (self._real_root, part.index.path, *tensors)

@@ -28,6 +28,7 @@ from storage.leases import hold_snapshot
 from storage.manifest import Snapshot
 from storage.query import SampleTable
 from storage.rows import RowMap
+from storage.schema_change import drop_column, rename_column
 from storage.shards import VERIFY_POLICIES, Counters, PartReader, ReaderPool
 from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, publish, read_snapshot
 from storage.tensors import tensor_spec
@@ -158,6 +159,22 @@ class FeatureStore:
         """
         spec = tensor_spec(name, dtype, tuple(shape))
         return add_tensor_column(newest_store(self), name, values, spec, message or f"add column {name}")
+
+    def drop_column(self, name: str, message: str = "") -> Snapshot:
+        """Publish a snapshot without a metadata or tensor column. The name may then be used for another type.
+
+        Raises:
+            ColumnError: If there is no such column.
+        """
+        return drop_column(self._pool, name, message or f"drop column {name}")
+
+    def rename_column(self, name: str, new_name: str, message: str = "") -> Snapshot:
+        """Publish a snapshot in which a metadata or tensor column has another name.
+
+        Raises:
+            ColumnError: If there is no such column, or the new name is taken or cannot be used.
+        """
+        return rename_column(self._pool, name, new_name, message or f"rename column {name} to {new_name}")
 
     def restore(self, snapshot_id: int, message: str = "") -> Snapshot:
         """Publish a new snapshot with the content of an earlier one. Row numbers are not used again."""

@@ -57,20 +57,33 @@ def test_the_documented_reader_knows_deleted_rows(filled, reader):
     assert lines[0] == "row 100" and f"blob {b'again'.hex()}" in lines
 
 
+def test_the_documented_reader_reads_compacted_and_renamed(filled, reader, codes_of):
+    filled.delete("width < 10")
+    filled.compact()
+    filled.rename_column("caption", "text")
+    filled.rename_column("codes", "tokens")
+    lines = reader(filled.path, "k00061")
+    assert lines[0] == "row 61" and "text 'sample 61'" in lines
+    assert f"tensor tokens {codes_of(61).tolist()}" in lines
+
+
 def test_every_file_is_of_a_documented_kind(filled):
     filled.add_column("late", lambda view: view.rows.astype(np.int32), dtype="int32", shape=())
     with filled.writer() as writer:
         writer.quarantine(key="k", place="p", reason="r")
-    filled.delete("width = 3")
+    filled.rename_column("width", "w")
+    filled.delete("w = 3")
     filled.tag("v1")
-    part = r"[0-9a-z]{21}"
+    filled.compact()
+    part = r"[0-9a-z]{21,}"
     kinds = [
         r"snapshots/\d{8}\.json",
         rf"index/part-{part}\.parquet",
+        rf"index/part-{part}-{part}\.parquet",
         rf"index/part-{part}\.keys\.arrow",
+        rf"index/part-{part}\.rows\.arrow",
         rf"blobs/{part}/data\.mdb",
-        rf"tensors/codes/{part}\.arrow",
-        rf"tensors/late/{part}-{part}\.arrow",
+        rf"tensors/(codes|late)/{part}(-{part})?\.arrow",
         rf"quarantine/part-{part}\.parquet",
         rf"index/deleted-{part}-\d+\.arrow",
         r"tags/[\w.-]+\.json",
