@@ -21,9 +21,9 @@ UNREADABLE = -1
 
 _PREFIX = "a handwritten "
 _NUM_DRAWINGS, _NUM_SCRIBBLES = 1600, 400
-_GAMMA, _ALPHA = 0.45, 0.03
-_MIN_SCORE = 0.35
-"""Under this score for its best class a digit is unreadable: under 1% of real pictures, over 99% of scribbles."""
+_GAMMA, _ALPHA = 0.3, 0.03
+_MIN_SCORE = 0.33
+"""Under this score for its best class a digit is unreadable: 1% of real pictures, over 99% of scribbles."""
 _TOPS = range(4, 11)
 """Rows at which the line of writing may start; the world starts it at row 8, a drawing may not."""
 _HALF = SIDE // 2
