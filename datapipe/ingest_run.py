@@ -76,9 +76,8 @@ class IngestRun:
 
     def examine(self, num_samples: int, update: Callable[[Tally, int], None]) -> None:
         """Count what would happen to the first num_samples samples, and write nothing."""
-        for _ in self._news(update):
-            if self.tally.num_seen >= num_samples:
-                return
+        for _ in self._news(update, num_samples):
+            pass
 
     def commit_all(
         self,
@@ -111,7 +110,9 @@ class IngestRun:
             num_commits += 1
         return num_commits
 
-    def _news(self, update: Callable[[Tally, int], None]) -> Iterator[_Outcome]:
+    def _news(
+        self, update: Callable[[Tally, int], None], num_samples: int | None = None
+    ) -> Iterator[_Outcome]:
         """Outcomes that have to be written, in the order of the sources; all outcomes are counted."""
         for outcome in self._judged():
             settled = self._settle(outcome)
@@ -130,6 +131,8 @@ class IngestRun:
             else:
                 self.tally.num_skipped += 1
             update(self.tally, settled.source_index)
+            if num_samples is not None and self.tally.num_seen >= num_samples:
+                return
             if self._should_stop():
                 self.tally.is_interrupted = True
                 return
