@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -60,7 +61,13 @@ def test_types_are_marked_for_other_projects() -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_every_module_and_nothing_else(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT)]
+    source = tmp_path / "source"  # a copy, since setuptools leaves its build folder beside pyproject.toml
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("unirl-*.whl")
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
@@ -68,7 +75,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(tmp_path: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".j2", ".typed"} or path.name == "py.typed"
+        if path.suffix in {".py", ".j2"} or path.name == "py.typed"
     }
     assert wanted - set(names) == set()
     assert {name.split("/")[0] for name in names} == set(PACKAGES)
