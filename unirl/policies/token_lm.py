@@ -123,7 +123,13 @@ class TokenLM(nn.Module):
         """Tokens of the true response, for supervised training: the words and `<eos>`, or the codes."""
         vocabulary = self.vocabulary
         if prompt.direction == "text":
-            return [*vocabulary.words(prompt.caption), vocabulary.eos]
+            words = vocabulary.words(prompt.caption)
+            if vocabulary.tokenizer.unk_token_id in words:
+                raise ConfigError(
+                    f"{prompt.key}: caption {prompt.caption!r} has a word that the vocabulary lacks, so it cannot be "
+                    "written; build the vocabulary from captions that hold every word"
+                )
+            return [*words, vocabulary.eos]
         if prompt.codes is None:
             raise ConfigError(f"{prompt.key}: supervised drawing needs the true picture's codes")
         return vocabulary.picture(prompt.codes)[1:-1]

@@ -88,7 +88,9 @@ class JointVocabulary:
         return int(found)
 
     @classmethod
-    def from_captions(cls, captions: Iterable[str], *, num_codes: int, rows: int, columns: int) -> JointVocabulary:
+    def from_captions(
+        cls, captions: Iterable[str], *, num_codes: int, rows: int, columns: int
+    ) -> JointVocabulary:
         """Build a word-level vocabulary with the image codes right behind the words."""
         tokenizer = word_tokenizer(captions)
         grid = ImageGrid(offset=len(tokenizer), num_codes=num_codes, rows=rows, columns=columns)
