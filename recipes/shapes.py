@@ -1,6 +1,6 @@
 """The fast recipe, for continuous integration: made scenes of coloured shapes, judged by an exact parser.
 
-    python -m recipes.shapes --run runs/shapes
+python -m recipes.shapes --run runs/shapes
 """
 
 from __future__ import annotations

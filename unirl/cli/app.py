@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 from rich.console import Console
@@ -28,7 +28,8 @@ app = typer.Typer(
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Image tokenizers.")
 reward_app = typer.Typer(no_args_is_help=True, help="Reward models.")
 
-for command in (*data.COMMANDS, models.sft, runs.train, runs.resume, runs.report):
+commands: list[Callable[..., None]] = [*data.COMMANDS, models.sft, runs.train, runs.resume, runs.report]
+for command in commands:
     app.command()(command)
 tokenizer_app.command("train")(models.train_tokenizer)
 tokenizer_app.command("encode")(models.encode)
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     the state saved.
     """
     console = Console(stderr=True)
-    handler = RichHandler(console=console, show_path=False, show_level=False, log_time_format="%X", markup=False)
+    handler = RichHandler(
+        console=console, show_path=False, show_level=False, log_time_format="%X", markup=False
+    )
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("unirl").setLevel(os.environ.get("UNIRL_LOG", "INFO").upper())
     try:

@@ -57,9 +57,10 @@ def encode(store: StorePath, tokenizer: TokenizerPath) -> None:
     """Add the image codes of every picture to the store, as a tensor column."""
     from unirl.policies.image_tokenizer import ImageTokenizer
     from unirl.trainer import prepare
+    from unirl.trainer.prompts import CODES_COLUMN
 
     prepare.encode_pictures(store, ImageTokenizer.load(_there(tokenizer)))
-    typer.echo(f"{store}: column {prepare.CODES_COLUMN} is complete")
+    typer.echo(f"{store}: column {CODES_COLUMN} is complete")
 
 
 def sft(

@@ -83,7 +83,7 @@ def _run(recipe: Recipe, run: Path, assignments: Sequence[str]) -> None:
         raise typer.Exit(REQUEUE_EXIT_CODE) from None
     for stage in summary["runs"]:
         typer.echo(
-            f"stage {stage['stage']}: held-out judge {stage['judge_before']:.1%} -> {stage['judge_after']:.1%}, "
+            f"stage {stage['stage']}: judge {stage['judge_before']:.1%} -> {stage['judge_after']:.1%}, "
             f"reward {stage['reward_before']:.3f} -> {stage['reward_after']:.3f}, "
             f"{stage['steps']} steps in {stage['wall_s']:.0f} s"
         )

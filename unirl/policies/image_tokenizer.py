@@ -122,14 +122,20 @@ class ImageTokenizer:
         Returns:
             int64 (B, grid_size ** 2), each in [0, num_codes).
         """
-        expected = (3, self.image_size, self.image_size)
-        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != expected:
-            raise ShapeError(f"pixels must be (B, {expected[0]}, {expected[1]}, {expected[2]}), found {tuple(pixels.shape)}")
+        side = self.image_size
+        if pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
+            raise ShapeError(f"pixels must be (B, 3, {side}, {side}), found {tuple(pixels.shape)}")
         return self.model.encode(F.pixel_unshuffle(pixels, self.fold)).image_tokens.view(pixels.shape[0], -1)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         """Return float32 (B, 3, H, W) in [-1, 1], the pictures of int64 (B, grid_size ** 2) codes."""
+        length = self.grid_size**2
+        if codes.ndim != 2 or codes.shape[1] != length:
+            raise ShapeError(f"codes must be (B, {length}), found {tuple(codes.shape)}")
+        wrong = codes[(codes < 0) | (codes >= self.num_codes)]
+        if len(wrong):
+            raise ShapeError(f"code {int(wrong[0])} is none of the {self.num_codes} codes of this tokenizer")
         return F.pixel_shuffle(self.model.decode(codes), self.fold).clamp(-1.0, 1.0)
 
     def save(self, directory: Path) -> None:

@@ -71,7 +71,7 @@ class TokenLM(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, vocabulary: JointVocabulary) -> None:
         super().__init__()
-        held = lm.get_input_embeddings().num_embeddings
+        held = int(lm.get_input_embeddings().weight.shape[0])
         if held < vocabulary.size:
             raise ConfigError(
                 f"the model embeds {held} ids, the vocabulary has {vocabulary.size}; resize its embeddings"
@@ -117,7 +117,7 @@ class TokenLM(nn.Module):
             return [vocabulary.bos, *vocabulary.words(prompt.caption), vocabulary.begin_image]
         if prompt.codes is None:
             raise ConfigError(f"{prompt.key}: a prompt that is answered with text needs its picture's codes")
-        return [vocabulary.bos, *vocabulary.picture(prompt.codes)]
+        return [vocabulary.bos, *vocabulary.picture(prompt.codes.tolist())]
 
     def response_ids(self, prompt: Prompt) -> list[int]:
         """Tokens of the true response, for supervised training: the words and `<eos>`, or the codes."""
@@ -132,7 +132,7 @@ class TokenLM(nn.Module):
             return [*words, vocabulary.eos]
         if prompt.codes is None:
             raise ConfigError(f"{prompt.key}: supervised drawing needs the true picture's codes")
-        return vocabulary.picture(prompt.codes)[1:-1]
+        return vocabulary.picture(prompt.codes.tolist())[1:-1]
 
     def forward(
         self,
@@ -184,7 +184,7 @@ class TokenLM(nn.Module):
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Stack token lists of unequal length, padded on the left; return int64 (B, L) ids and bool (B, L) mask."""
+    """Stack token lists, padded on the left; return int64 (B, L) ids and bool (B, L) mask."""
     length = max(len(row) for row in rows)
     ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])

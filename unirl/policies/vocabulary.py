@@ -61,8 +61,8 @@ class JointVocabulary:
     """Text ids, then image codes, in the vocabulary of one plain causal language model.
 
     A picture is read as `<boi> c1 ... cN <eoi>`. The grammar of a response: words and `<eos>` when the policy
-    writes text, exactly rows x columns codes when it draws. Everything else is masked out of the distribution,
-    in rollout and in training alike.
+    writes text, exactly rows x columns codes when it draws. Everything else is masked out of the
+    distribution, in rollout and in training alike.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, grid: ImageGrid) -> None:
@@ -102,7 +102,7 @@ class JointVocabulary:
         return self.grid.offset + self.grid.num_codes
 
     def words(self, caption: str) -> list[int]:
-        """Ids of a caption's words, without specials; a special that is written out in a caption stays text."""
+        """Ids of a caption's words, without specials; a special that a caption writes out stays text."""
         return list(self.tokenizer.encode(caption, add_special_tokens=False, split_special_tokens=True))
 
     def text(self, ids: Sequence[int]) -> str:

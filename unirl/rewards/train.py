@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from unirl.algorithms import learning_rate_factor
-from unirl.errors import ConfigError
 from unirl.algorithms.muon import Muon
+from unirl.errors import ConfigError
 from unirl.rewards.pairs import ExampleMaker, LabelledPictures
 from unirl.rewards.question import Question
 from unirl.rewards.question_model import QuestionModel

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 from unirl.algorithms.sampling import sample_tokens
@@ -27,7 +26,9 @@ def sample_uniforms(seed: Sequence[int], num_samples: int, length: int) -> np.nd
     Returns:
         float64 (G, T) in [0, 1). Row g depends on `seed` and g alone, not on the batch or the rank.
     """
-    streams = (np.random.Generator(np.random.Philox(np.random.SeedSequence([*seed, g]))) for g in range(num_samples))
+    streams = (
+        np.random.Generator(np.random.Philox(np.random.SeedSequence([*seed, g]))) for g in range(num_samples)
+    )
     return np.stack([stream.random(length) for stream in streams])
 
 

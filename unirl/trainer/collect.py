@@ -152,5 +152,7 @@ def make_experience(
 
 def _picture(prompt: Prompt) -> np.ndarray:
     if prompt.image is None:
-        raise ConfigError(f"{prompt.key}: a prompt that is answered with text needs its picture for the reward")
+        raise ConfigError(
+            f"{prompt.key}: a prompt that is answered with text needs its picture for the reward"
+        )
     return prompt.image

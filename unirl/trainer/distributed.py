@@ -31,7 +31,9 @@ def global_count(accelerator: Accelerator, mask: Tensor) -> float:
 def reduce_metrics(accelerator: Accelerator, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Combine the metric sums of all ranks, as `unirl.algorithms.add_metrics` combines micro-batches."""
     parts = gather_object([{name: float(value) for name, value in metrics.items()}])
-    tensors = [{name: torch.tensor(value, dtype=torch.float64) for name, value in part.items()} for part in parts]
+    tensors = [
+        {name: torch.tensor(value, dtype=torch.float64) for name, value in part.items()} for part in parts
+    ]
     return add_metrics(tensors)
 
 

@@ -13,7 +13,7 @@ from unirl.policies.token_lm import TokenLM
 from unirl.rollout.native import NativeEngine
 from unirl.trainer.collect import roll_out, samples_of
 from unirl.trainer.distributed import gather_rows
-from unirl.types import Judge, Prompt, Reward, Sample
+from unirl.types import Judge, Prompt, Reward, Sample, Scores
 
 __all__ = ["Evaluation", "evaluate_policy"]
 
@@ -23,15 +23,15 @@ class Evaluation:
     """One sample for each evaluation prompt, with what reward and judge say of it."""
 
     samples: Sequence[Sample]
-    rewards: np.ndarray
-    """float64 (P,), NaN where it could not be scored."""
+    scores: Scores
+    """What the reward says of them."""
     judgements: np.ndarray
     """float64 (P,), 1 where the held-out judge agrees, NaN where it could not tell."""
 
     @property
     def reward(self) -> float:
         """Mean over scored samples; NaN if there are none."""
-        return _mean(self.rewards)
+        return _mean(self.scores.total)
 
     @property
     def accuracy(self) -> float:
@@ -69,13 +69,20 @@ def evaluate_policy(
         micro_prompts=micro_prompts,
     )
     samples = [sample for rollout in rollouts for sample in samples_of(policy, tokenizer, rollout)]
-    rewards, judgements = reward.score(samples).total, judge.judge(samples)
-    rows = gather_rows(accelerator, list(zip(mine, samples, rewards, judgements, strict=True)))
-    rows.sort(key=lambda row: row[0])
+    scores, judgements = reward.score(samples), judge.judge(samples)
+    parts = gather_rows(accelerator, [(list(mine), samples, scores, judgements)])
+    order = np.argsort(np.concatenate([part[0] for part in parts]))
+    gathered = [sample for part in parts for sample in part[1]]
     return Evaluation(
-        samples=[row[1] for row in rows],
-        rewards=np.array([row[2] for row in rows], dtype=np.float64),
-        judgements=np.array([row[3] for row in rows], dtype=np.float64),
+        samples=[gathered[i] for i in order],
+        scores=Scores(
+            total=np.concatenate([part[2].total for part in parts])[order],
+            components={
+                name: np.concatenate([part[2].components[name] for part in parts])[order]
+                for name in scores.components
+            },
+        ),
+        judgements=np.concatenate([part[3] for part in parts])[order],
     )
 
 

@@ -15,7 +15,7 @@ from storage import FeatureStore
 from unirl.policies.token_lm import TokenLM
 from unirl.trainer.collect import response_texts
 from unirl.trainer.evaluate import Evaluation
-from unirl.types import Experience, Prompt, Sample
+from unirl.types import Experience, Sample
 
 __all__ = ["ExperienceLog", "evaluation_rows", "experience_rows"]
 
@@ -55,7 +55,9 @@ class ExperienceLog:
         with self._store.writer(message=message, columns=columns, tensors=tensors) as writer:
             for row in rows:
                 fields = dict(row)
-                padded = {name: _padded(fields.pop(name), dtype, shape) for name, (dtype, shape) in tensors.items()}
+                padded = {
+                    name: _padded(fields.pop(name), dtype, shape) for name, (dtype, shape) in tensors.items()
+                }
                 writer.add(fields.pop("key"), blob=fields.pop("blob"), tensors=padded, **fields)
         self._store = self._store.refresh()
 
@@ -107,9 +109,7 @@ def experience_rows(
     return rows
 
 
-def evaluation_rows(
-    evaluation: Evaluation, prompts: Sequence[Prompt], labels: Mapping[str, str | int], name: str
-) -> list[Row]:
+def evaluation_rows(evaluation: Evaluation, labels: Mapping[str, str | int], name: str) -> list[Row]:
     """Rows of one evaluation; they carry what the held-out judge said and no tokens."""
     empty = np.zeros(0)
     return [
@@ -119,7 +119,8 @@ def evaluation_rows(
             **labels,
             **_sample_fields(sample, sample.caption if sample.direction == "text" else ""),
             "sample": 0,
-            "reward": float(evaluation.rewards[i]),
+            "reward": float(evaluation.scores.total[i]),
+            **{f"reward/{part}": float(values[i]) for part, values in evaluation.scores.components.items()},
             "judge": float(evaluation.judgements[i]),
             "advantage": float("nan"),
             "kl": float("nan"),
@@ -129,7 +130,7 @@ def evaluation_rows(
             "logprobs": empty,
             "advantages": empty,
         }
-        for i, (sample, _) in enumerate(zip(evaluation.samples, prompts, strict=True))
+        for i, sample in enumerate(evaluation.samples)
     ]
 
 

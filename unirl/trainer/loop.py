@@ -181,18 +181,24 @@ class Trainer:
             )
             samples = [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
         with _clock(times, "reward_s"):
-            scores = _split(self.reward.score([s for part in samples for s in part]), [len(s) for s in samples])
+            scores = _split(
+                self.reward.score([s for part in samples for s in part]), [len(s) for s in samples]
+            )
         with _clock(times, "experience_s"):
             experiences, outputs = make_experience(
-                self.accelerator, self.policy, self.reference, rollouts, scores, stage, kl_coef=self.kl[index].value
+                self.accelerator,
+                self.policy,
+                self.reference,
+                rollouts,
+                scores,
+                stage,
+                kl_coef=self.kl[index].value,
             )
-            seen = add_metrics(
-                [_rollout_metrics(*part) for part in zip(experiences, outputs, strict=True)]
-            )
+            seen = add_metrics([_rollout_metrics(*part) for part in zip(experiences, outputs, strict=True)])
         with _clock(times, "update_s"):
             updated = update_policy(self.accelerator, self.model, self.optimizer, experiences, stage)
         with _clock(times, "log_s"):
-            labels = {"stage": stage.name, "step": step, "policy_version": step - 1}
+            labels: dict[str, str | int] = {"stage": stage.name, "step": step, "policy_version": step - 1}
             rows = [
                 row
                 for i, (experience, part) in enumerate(zip(experiences, samples, strict=True))
@@ -231,7 +237,9 @@ class Trainer:
         if stopping or self.position.step % self.settings.checkpoint_every == 0:
             self._save()
         if stopping:
-            raise StopAsked(f"stopped after step {self.position.step}, state saved in {self.run_directory.checkpoints}")
+            raise StopAsked(
+                f"stopped after step {self.position.step}, state saved in {self.run_directory.checkpoints}"
+            )
 
     def _evaluate(self, name: str) -> None:
         """Judge both directions on the held-out prompts."""
@@ -247,27 +255,31 @@ class Trainer:
                 seed=self.settings.seed,
                 max_words=max(stage.max_words for stage in self.stages),
             )
-            self._record_evaluation(name, direction, evaluation, prompts)
+            self._record_evaluation(name, direction, evaluation)
         self.position.wall_s += time.perf_counter() - started
 
-    def _record_evaluation(
-        self, name: str, direction: Direction, evaluation: Evaluation, prompts: Sequence[Prompt]
-    ) -> None:
+    def _record_evaluation(self, name: str, direction: Direction, evaluation: Evaluation) -> None:
         values = {"eval/judge": evaluation.accuracy, "eval/reward": evaluation.reward}
         self._log({"stage": name, "direction": direction, "kind": "eval"}, values)
         if self.experience is not None:
-            labels = {"stage": name, "step": self.position.step, "policy_version": self.position.step}
-            rows = evaluation_rows(evaluation, prompts, labels, f"{name}/{direction}")
+            step = self.position.step
+            labels: dict[str, str | int] = {"stage": name, "step": step, "policy_version": step}
+            rows = evaluation_rows(evaluation, labels, f"{name}/{direction}")
             self.experience.write(rows, message=f"evaluation {name}, {direction}")
 
     def _log(self, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
         if self.metrics is not None:
-            position = {"stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)}
-            self.metrics.write(self.position.step, {**labels, **position}, values)
+            self.metrics.write(
+                self.position.step,
+                {**labels, "stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)},
+                values,
+            )
 
     def _set_learning_rates(self, stage: Stage) -> None:
         factor = learning_rate_factor(
-            self.position.stage_step, warmup_steps=stage.warmup_steps, total_steps=max(stage.steps, stage.warmup_steps)
+            self.position.stage_step,
+            warmup_steps=stage.warmup_steps,
+            total_steps=max(stage.steps, stage.warmup_steps),
         )
         for group, rate in zip(
             self.optimizer.param_groups, (stage.learning_rate, stage.critic_learning_rate), strict=True
@@ -341,7 +353,7 @@ def _split(scores: Scores, sizes: Sequence[int]) -> list[Scores]:
 
 
 def _rollout_metrics(experience: Experience, output: PolicyOutput) -> dict[str, Tensor]:
-    """What the rollout shows before anything is updated: divergence, entropy, agreement of the two engines."""
+    """What the rollout shows before the update: divergence, entropy, agreement of engine and trainer."""
     rollout: Rollout = experience.rollout
     direction = rollout.prompts[0].direction
     mask = experience.loss_mask

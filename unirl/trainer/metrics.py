@@ -25,7 +25,7 @@ class MetricsLog:
         self._file = self._path.open("a")
         self._board = SummaryWriter(str(run / "tensorboard"), purge_step=last_step + 1)
 
-    def write(self, step: int, labels: Mapping[str, str | int], values: Mapping[str, float]) -> None:
+    def write(self, step: int, labels: Mapping[str, str | int | float], values: Mapping[str, float]) -> None:
         """Append one line: the step, what tells the line apart, and the numbers."""
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step, **labels, **plain}) + "\n")

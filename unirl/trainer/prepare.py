@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datapipe import ImageField, Loader, ingest
+from datapipe import Batch, ImageField, Loader, ingest
 from storage import FeatureStore, View
 from unirl.policies.image_tokenizer import ImageTokenizer, pixels_from_uint8, uint8_from_pixels
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.rewards import train_from_store
 from unirl.trainer.progress import step_bar
-from unirl.trainer.prompts import CODES_COLUMN, all_prompts, select_prompts
+from unirl.trainer.prompts import CODES_COLUMN, select_prompts
 from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
 from unirl.trainer.sft import SupervisedReport, train_supervised
 from unirl.trainer.tokenizer import TokenizerReport, train_image_tokenizer
@@ -40,10 +40,14 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
     store, models = run / "store", run / "models"
     for source in recipe.data.sources(run / "files", seed=seed):
         report = ingest(source, store, key_prefix=source.stem)
-        log.info("%s: %d rows added to the store, %d were there", source, report.num_added, report.num_skipped)
+        log.info(
+            "%s: %d rows added to the store, %d were there", source, report.num_added, report.num_skipped
+        )
     _once(
         models / "tokenizer",
-        lambda out: train_tokenizer(store, out, where=recipe.warm_up_rows, training=recipe.tokenizer, seed=seed),
+        lambda out: train_tokenizer(
+            store, out, where=recipe.warm_up_rows, training=recipe.tokenizer, seed=seed
+        ),
     )
     tokenizer = ImageTokenizer.load(models / "tokenizer")
     encode_pictures(store, tokenizer)
@@ -94,9 +98,16 @@ def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int =
     def codes(view: View) -> np.ndarray:
         field = ImageField(size=(tokenizer.image_size, tokenizer.image_size))
         loader = Loader(
-            view, batch_size=min(batch_size, len(view)), image=field, columns=(), shuffle=False, drop_last=False
+            view,
+            batch_size=min(batch_size, len(view)),
+            image=field,
+            columns=(),
+            shuffle=False,
+            drop_last=False,
         )
-        return np.concatenate([tokenizer.encode(_pixels(batch.images)).numpy() for batch in loader]).astype(np.int16)
+        return np.concatenate([tokenizer.encode(_pixels(batch.images)).numpy() for batch in loader]).astype(
+            np.int16
+        )
 
     if not _is_encoded(opened):
         opened.add_column(
@@ -165,7 +176,7 @@ def _once(path: Path, build: Callable[[Path], object]) -> None:
     partial.rename(path)
 
 
-def _pictures(view: View, training: TokenizerTraining, seed: int) -> Iterator[object]:
+def _pictures(view: View, training: TokenizerTraining, seed: int) -> Iterator[Batch]:
     side = training.config.image_size
     loader = Loader(
         view, batch_size=training.batch_size, image=ImageField(size=(side, side)), columns=(), seed=seed

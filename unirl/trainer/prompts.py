@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from datapipe import Batch, ImageField, Loader
 from storage import FeatureStore, View
@@ -19,7 +20,7 @@ def select_prompts(store: FeatureStore, condition: str) -> View:
     """Return the rows that a stage trains on, and say what is missing if there are none."""
     if CODES_COLUMN not in store.tensor_columns:
         raise ConfigError(
-            f"{store.path}: no tensor column {CODES_COLUMN!r}; run `unirl tokenizer encode` on the store first"
+            f"{store.path}: no tensor column {CODES_COLUMN!r}; run `unirl tokenizer encode` first"
         )
     view = store.select(condition)
     if not len(view):
@@ -86,7 +87,7 @@ class PromptSource:
         self._batches = None
 
 
-def _loader(view: View, image_size: int, **options: int | bool) -> Loader:
+def _loader(view: View, image_size: int, **options: Any) -> Loader:
     return Loader(
         view,
         image=ImageField(size=(image_size, image_size)),

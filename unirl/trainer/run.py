@@ -14,7 +14,6 @@ from typing import Any
 from accelerate import Accelerator
 
 from storage import FeatureStore
-from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.token_lm import TokenLM
 from unirl.rewards import VlmYesNo
@@ -87,7 +86,9 @@ def run_recipe(
         trainer.train()
     if accelerator.is_main_process:
         trainer.policy.save(run / "models" / "policy")
-        summary = _summary(directory, recipe, wall_s={"prepare": prepared_s, "train": trainer.position.wall_s})
+        summary = _summary(
+            directory, recipe, wall_s={"prepare": prepared_s, "train": trainer.position.wall_s}
+        )
         write_json(run / "summary.json", summary)
         if write_report is not None:
             write_report(run)

@@ -76,7 +76,6 @@ class RunDirectory:
             },
         )
 
-
     def record_store(self, store: Path, snapshot: int) -> None:
         """Note which snapshot of the data the run trains on; one that is noted already stays."""
         record = json.loads(self.record_path.read_text())
@@ -117,5 +116,7 @@ def _versions() -> dict[str, str]:
 def _commit() -> str | None:
     """Commit of the source tree, None when the library is not run from one."""
     here = Path(__file__).parent
-    answer = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     return answer.stdout.strip() or None

@@ -37,7 +37,12 @@ def supervised_batch(policy: TokenLM, prompts: Sequence[Prompt]) -> tuple[Tensor
     padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=policy.vocabulary.pad)
     lengths = torch.tensor([len(response) for response in responses])
     response_mask = torch.arange(padded.shape[1]) < lengths[:, None]
-    return torch.cat([ids, padded], dim=1), torch.cat([mask, response_mask], dim=1), ids.shape[1], response_mask
+    return (
+        torch.cat([ids, padded], dim=1),
+        torch.cat([mask, response_mask], dim=1),
+        ids.shape[1],
+        response_mask,
+    )
 
 
 def train_supervised(
@@ -58,7 +63,8 @@ def train_supervised(
         steps: Optimizer steps.
         text_fraction: Share of each batch that is also learnt from picture to words. A caption is a few easy
             tokens behind a long prompt: a small share costs little and suffices.
-        learning_rate: Peak of Muon and AdamW alike, after a warm-up over the first twentieth, cosine to a twentieth.
+        learning_rate: Peak of Muon and AdamW alike, after a warm-up over the first twentieth, cosine to a
+            twentieth.
         weight_decay: Of both.
         on_step: Called with (step, loss) after each step; the loss is the sum of both directions' means.
     """
@@ -98,7 +104,7 @@ def train_supervised(
 
 
 def _optimizers(policy: TokenLM, learning_rate: float, weight_decay: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between embedding and head, which learns in half the steps here; AdamW for the rest."""
+    """Muon for the matrices between embedding and head, AdamW for the rest."""
     ends = {id(policy.lm.get_input_embeddings().weight), id(policy.lm.get_output_embeddings().weight)}
     matrices = [p for p in policy.lm.parameters() if p.ndim == 2 and id(p) not in ends]
     inside = {id(p) for p in matrices}

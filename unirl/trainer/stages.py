@@ -115,7 +115,15 @@ def check_stages(
             )
         wrong.extend(
             f"stage {stage.name}: {field} must be above 0, found {getattr(stage, field)}"
-            for field in ("steps", "group_size", "temperature", "learning_rate", "epochs", "kl_target", "max_words")
+            for field in (
+                "steps",
+                "group_size",
+                "temperature",
+                "learning_rate",
+                "epochs",
+                "kl_target",
+                "max_words",
+            )
             if getattr(stage, field) <= 0
         )
     if wrong:

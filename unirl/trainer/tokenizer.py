@@ -82,7 +82,9 @@ def train_image_tokenizer(
         if step >= codes_from:
             flat = latents.detach().permute(0, 2, 3, 1).reshape(-1, config.code_dim)
             codes = codebook.update(flat)
-            vectors = codebook.vectors[codes].view(pixels.shape[0], *latents.shape[2:], -1).permute(0, 3, 1, 2)
+            vectors = (
+                codebook.vectors[codes].view(pixels.shape[0], *latents.shape[2:], -1).permute(0, 3, 1, 2)
+            )
             commitment = (latents - vectors).square().sum(dim=1).mean()
             quantized = latents + (vectors - latents).detach()
             if step >= tail_from:

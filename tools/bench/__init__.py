@@ -1,0 +1,1 @@
+"""Benchmarks: each writes `benchmarks/NAME.json` and a table made from it."""
