@@ -85,7 +85,9 @@ def make_vocabulary() -> JointVocabulary:
 
 
 def make_policy(seed: int = 0, **sizes: int) -> TokenLM:
-    config = PolicyConfig(**{"width": 32, "num_layers": 2, "num_heads": 2, "mlp_width": 64, "max_length": 64} | sizes)
+    config = PolicyConfig(
+        **{"width": 32, "num_layers": 2, "num_heads": 2, "mlp_width": 64, "max_length": 64} | sizes
+    )
     return TokenLM.create(config, make_vocabulary(), seed=seed)
 
 

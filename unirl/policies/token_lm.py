@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -71,7 +72,7 @@ class TokenLM(nn.Module):
 
     def __init__(self, lm: PreTrainedModel, vocabulary: JointVocabulary) -> None:
         super().__init__()
-        held = int(lm.get_input_embeddings().weight.shape[0])
+        held = cast(nn.Embedding, lm.get_input_embeddings()).num_embeddings
         if held < vocabulary.size:
             raise ConfigError(
                 f"the model embeds {held} ids, the vocabulary has {vocabulary.size}; resize its embeddings"
@@ -126,8 +127,8 @@ class TokenLM(nn.Module):
             words = vocabulary.words(prompt.caption)
             if vocabulary.tokenizer.unk_token_id in words:
                 raise ConfigError(
-                    f"{prompt.key}: caption {prompt.caption!r} has a word that the vocabulary lacks, so it cannot be "
-                    "written; build the vocabulary from captions that hold every word"
+                    f"{prompt.key}: caption {prompt.caption!r} has a word that the vocabulary lacks, so it "
+                    "cannot be written; build the vocabulary from captions that hold every word"
                 )
             return [*words, vocabulary.eos]
         if prompt.codes is None:

@@ -108,7 +108,9 @@ def test_codes_never_overlap_the_words() -> None:
 
 
 def test_room_between_words_and_codes_belongs_to_neither() -> None:
-    vocabulary = JointVocabulary(word_tokenizer(CAPTIONS), ImageGrid(offset=20, num_codes=5, rows=1, columns=1))
+    vocabulary = JointVocabulary(
+        word_tokenizer(CAPTIONS), ImageGrid(offset=20, num_codes=5, rows=1, columns=1)
+    )
     assert vocabulary.size == 25
     for direction in ("text", "image"):
         assert not vocabulary.allowed(direction)[12:20].any()
