@@ -9,8 +9,9 @@ import torch
 from transformers import DynamicCache
 
 from unirl.algorithms.sampling import sample_tokens
+from unirl.errors import ConfigError
 from unirl.policies.token_lm import TokenLM, left_pad
-from unirl.types import Prompt, Rollout
+from unirl.types import Direction, Prompt, Rollout
 
 __all__ = ["NativeEngine", "sample_uniforms"]
 
@@ -57,9 +58,15 @@ class NativeEngine:
             uniforms_PGT: float64 (P, G, T) in [0, 1); they decide every draw.
             temperature: Divides the logits.
             policy_version: Recorded with the rollout.
+
+        Raises:
+            ConfigError: If the directions differ, or T is not the length of a picture.
         """
-        policy, direction = self.policy, prompts[0].direction
+        policy, direction = self.policy, _common_direction(prompts)
         num_prompts, group_size, length = uniforms_PGT.shape
+        codes = policy.vocabulary.grid.length
+        if direction == "image" and length != codes:
+            raise ConfigError(f"there are {length} random numbers a sample, a picture has {codes} codes")
         uniforms = torch.from_numpy(uniforms_PGT.reshape(num_prompts * group_size, length)).to(policy.device)
         prompt_ids, prompt_mask = left_pad([policy.prompt_ids(p) for p in prompts], policy.vocabulary.pad)
         prompt_ids, prompt_mask = prompt_ids.to(policy.device), prompt_mask.to(policy.device)
@@ -118,3 +125,14 @@ class NativeEngine:
             policy_version=policy_version,
             active_rows=tuple(active_rows),
         )
+
+
+def _common_direction(prompts: Sequence[Prompt]) -> Direction:
+    direction = prompts[0].direction
+    for prompt in prompts:
+        if prompt.direction != direction:
+            raise ConfigError(
+                f"{prompt.key}: direction {prompt.direction!r}, the first prompt's is {direction!r}; "
+                "roll out one direction at a time"
+            )
+    return direction
