@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,8 @@ __all__ = ["nearest", "replace_settings"]
 
 T = TypeVar("T")
 
+WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
 
 def nearest(wrong: str, known: Iterable[str]) -> str:
     """Return "; did you mean X?" for the closest of the known names, or a list of them."""
@@ -23,8 +26,20 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Assignment:
+    whole: str
+    """The path as it was written, for messages."""
+    path: tuple[str, ...]
+    """What is left of it."""
+    value: str
+
+
 def replace_settings(config: T, assignments: Sequence[str]) -> T:
     """Return a copy of a dataclass with fields replaced.
+
+    All values are put in before a dataclass checks itself, so settings that only fit together can be
+    changed together. The last of two values for one field counts.
 
     Args:
         config: A frozen dataclass; fields may be dataclasses, or tuples of dataclasses with a `name`, which
@@ -35,36 +50,50 @@ def replace_settings(config: T, assignments: Sequence[str]) -> T:
         ConfigError: With every assignment that does not fit, not only the first.
     """
     wrong: list[str] = []
+    parsed: list[_Assignment] = []
     for assignment in assignments:
-        path, equals, value = assignment.partition("=")
-        if not equals:
+        path, equals, value = (part.strip() for part in assignment.partition("="))
+        if equals and path:
+            parsed.append(_Assignment(whole=path, path=tuple(path.split(".")), value=value))
+        else:
             wrong.append(f"{assignment!r} is no setting; write path=value, such as text.steps=20")
-            continue
-        try:
-            config = _replace(config, path.strip().split("."), value.strip(), path)
-        except ConfigError as error:
-            wrong.append(str(error))
+    changed = _replace(config, parsed, "", wrong)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    return config
+    return changed
 
 
-def _replace(config: T, path: Sequence[str], value: str, whole: str) -> T:
-    name, rest = path[0], path[1:]
+def _replace(config: T, assignments: Sequence[_Assignment], place: str, wrong: list[str]) -> T:
+    """Apply all assignments to one dataclass; what does not fit is added to `wrong`."""
+    if not assignments:
+        return config
     children = _children(config)
-    fields = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    if name in children and rest:
-        owner, position = children[name]
-        changed = _replace(_child(config, owner, position), rest, value, whole)
-        if position is None:
-            return dataclasses.replace(config, **{owner: changed})  # type: ignore[type-var]
-        items = list(getattr(config, owner))
-        items[position] = changed
-        return dataclasses.replace(config, **{owner: tuple(items)})  # type: ignore[type-var]
-    if name not in fields or rest:
-        raise ConfigError(f"{whole}: there is no setting {name!r}{nearest(name, {*fields, *children})}")
-    hint = typing.get_type_hints(type(config))[name]
-    return dataclasses.replace(config, **{name: _parse(value, hint, whole)})  # type: ignore[type-var]
+    by_name: dict[str, list[_Assignment]] = {}
+    for assignment in assignments:
+        by_name.setdefault(assignment.path[0], []).append(assignment)
+    values: dict[str, Any] = {}
+    for name, group in by_name.items():
+        deeper = [dataclasses.replace(a, path=a.path[1:]) for a in group if len(a.path) > 1]
+        if name in children and len(deeper) == len(group):
+            owner, position = children[name]
+            before = values.get(owner, getattr(config, owner))
+            where = f"{place}.{name}" if place else name
+            if position is None:
+                values[owner] = _replace(before, deeper, where, wrong)
+            else:
+                item = _replace(before[position], deeper, where, wrong)
+                values[owner] = (*before[:position], item, *before[position + 1 :])
+            continue
+        for assignment in group:
+            try:
+                values[name] = _value(config, children, assignment)
+            except ConfigError as error:
+                wrong.append(f"{assignment.whole}: {error}")
+    try:
+        return dataclasses.replace(config, **values)  # type: ignore[type-var]
+    except ConfigError as error:
+        wrong.append(f"{place}: {error}" if place else str(error))
+        return config
 
 
 def _children(config: Any) -> dict[str, tuple[str, int | None]]:
@@ -83,26 +112,51 @@ def _children(config: Any) -> dict[str, tuple[str, int | None]]:
     return found
 
 
-def _child(config: Any, owner: str, position: int | None) -> Any:
-    value = getattr(config, owner)
-    return value if position is None else value[position]
+def _value(config: Any, children: dict[str, tuple[str, int | None]], assignment: _Assignment) -> Any:
+    """The new value of a plain field."""
+    name, is_whole = assignment.path[0], len(assignment.path) == 1
+    fields = {field.name for field in dataclasses.fields(config)}
+    if name not in fields | children.keys():
+        raise ConfigError(f"there is no setting {name!r}{nearest(name, fields | children.keys())}")
+    if not is_whole:
+        raise ConfigError(f"{name!r} has no settings of its own; write {name}=value")
+    if name in children:
+        owner, position = children[name]
+        part = getattr(config, owner) if position is None else getattr(config, owner)[position]
+        raise ConfigError(
+            f"{name!r} cannot be set as a whole; set one of its own: "
+            f"{', '.join(sorted(field.name for field in dataclasses.fields(part)))}"
+        )
+    inside = sorted(child for child, (owner, _) in children.items() if owner == name)
+    if inside:
+        raise ConfigError(f"{name!r} cannot be set as a whole; set a part of it by name: {', '.join(inside)}")
+    return _parse(assignment.value, typing.get_type_hints(type(config))[name])
 
 
-def _parse(value: str, hint: Any, whole: str) -> Any:
+def _parse(value: str, hint: Any) -> Any:
     if isinstance(hint, types.UnionType):
-        if value.lower() == "none" and type(None) in typing.get_args(hint):
+        if value.lower() == "none":
             return None
         hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+        try:
+            return _parse(value, hint)
+        except ConfigError as error:
+            raise ConfigError(f"{error} or none") from None
+    if typing.get_origin(hint) is tuple:
+        return tuple(_parse(part.strip(), typing.get_args(hint)[0]) for part in value.split(","))
+    if typing.get_origin(hint) is typing.Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise ConfigError(f"found {value!r}, wanted {' or '.join(choices)}")
+        return value
     if hint is bool and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if hint in (int, float, str):
         try:
-            return hint(value)
+            number = hint(value)
         except ValueError:
             pass
-    elif typing.get_origin(hint) is typing.Literal and value in typing.get_args(hint):
-        return value
-    elif typing.get_origin(hint) is tuple:
-        return tuple(_parse(part, typing.get_args(hint)[0], whole) for part in value.split(","))
-    wanted = getattr(hint, "__name__", str(hint))
-    raise ConfigError(f"{whole}: found {value!r}, wanted {wanted}")
+        else:
+            if hint is not float or math.isfinite(number):
+                return number
+    raise ConfigError(f"found {value!r}, wanted {WANTED.get(hint, getattr(hint, '__name__', str(hint)))}")
