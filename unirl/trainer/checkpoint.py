@@ -1,8 +1,8 @@
 """The whole state of a run, written so that a kill at any instant leaves a complete checkpoint behind.
 
 A checkpoint is a directory `checkpoints/step-00000042`: `policy.safetensors` (policy and critic),
-`optimizer.safetensors`, and `state.json` (everything else, and the size and checksum of the two). It is
-written under another name, synced, and renamed; `state.json` comes last.
+`optimizer.safetensors`, and `state.json` (everything else, and the size and checksum of the two and of
+itself). It is written under another name, synced, and renamed; `state.json` comes last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
 from unirl.errors import CheckpointError
@@ -33,6 +33,10 @@ POLICY, OPTIMIZER, STATE = "policy.safetensors", "optimizer.safetensors", "state
 NAME = re.compile(r"step-(\d{8})")
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint with a file that is not as it was written."""
+
+
 def save_checkpoint(
     directory: Path,
     *,
@@ -42,7 +46,9 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """Write one checkpoint and drop all but the newest `keep`.
+    """Write one checkpoint, then drop older ones, all but `keep`, and those of later steps.
+
+    Checkpoints of later steps are damaged ones that a resume passed over: the run went back behind them.
 
     Args:
         directory: The run's `checkpoints/`.
@@ -59,31 +65,41 @@ def save_checkpoint(
     staging = directory / f".{final.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, staging / POLICY)
+    save_model(model, str(staging / POLICY))
     save_file(_optimizer_tensors(model, optimizer), staging / OPTIMIZER)
     files = {name: _fingerprint(staging / name) for name in (POLICY, OPTIMIZER)}
     record = {"format": FORMAT, "step": step, "files": files, "state": dict(state)}
-    (staging / STATE).write_text(json.dumps(record, indent=1) + "\n")
+    (staging / STATE).write_text(json.dumps({**record, "xxh3_128": _digest(record)}, indent=1) + "\n")
     for name in (POLICY, OPTIMIZER, STATE):
         _sync(staging / name)
     _sync(staging)
     shutil.rmtree(final, ignore_errors=True)
     staging.rename(final)
     _sync(directory)
-    for old in _checkpoints(directory)[:-keep]:
-        shutil.rmtree(old)
+    _clean(directory, newest=final, keep=keep)
     return final
 
 
 def newest_checkpoint(directory: Path) -> Path | None:
-    """The newest checkpoint that is whole; each damaged one that is passed over is warned about."""
-    for path in reversed(_checkpoints(directory)):
+    """The newest checkpoint that is whole; each damaged one that is passed over is warned about.
+
+    Raises:
+        CheckpointError: If there are checkpoints but none is whole, or the newest is of another format. A
+            run is never started over what is left of it.
+    """
+    found = _checkpoints(directory)
+    for path in reversed(found):
         try:
             _read_state(path)
-        except CheckpointError as error:
+        except DamagedCheckpointError as error:
             log.warning("%s; the checkpoint before it is used", error)
         else:
             return path
+    if found:
+        raise CheckpointError(
+            f"{directory}: none of its {len(found)} checkpoints is whole; "
+            "put a whole one there, or move the run's folder away to start again"
+        )
     return None
 
 
@@ -95,7 +111,7 @@ def load_checkpoint(path: Path, *, model: nn.Module, optimizer: torch.optim.Opti
     """
     state = _read_state(path)
     try:
-        model.load_state_dict(load_file(path / POLICY))
+        load_model(model, str(path / POLICY))
         tensors = load_file(path / OPTIMIZER)
     except (RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{path}: does not fit this policy: {error}") from error
@@ -115,18 +131,35 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 
 def _read_state(path: Path) -> dict[str, Any]:
+    """What `save_checkpoint` was given, once all files of the checkpoint are as they were written."""
     try:
         record = json.loads((path / STATE).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {STATE} cannot be read ({error})") from error
-    if record.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {record.get('format')}, this version reads {FORMAT}")
-    for name, wanted in record["files"].items():
+        if record["format"] != FORMAT:
+            raise CheckpointError(f"{path}: format {record['format']}, this version reads {FORMAT}")
+        is_same = record.pop("xxh3_128") == _digest(record)
+        files: dict[str, Any] = record["files"]
+        state: dict[str, Any] = record["state"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpointError(f"{path}: {STATE} cannot be read ({error!r})") from error
+    if not is_same:
+        raise DamagedCheckpointError(f"{path / STATE}: changed since it was written")
+    for name, wanted in files.items():
         file = path / name
         if not file.is_file() or _fingerprint(file) != wanted:
-            raise CheckpointError(f"{file}: missing, cut short or changed since it was written")
-    state: dict[str, Any] = record["state"]
+            raise DamagedCheckpointError(f"{file}: missing, cut short or changed since it was written")
     return state
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _clean(directory: Path, *, newest: Path, keep: int) -> None:
+    whole = _checkpoints(directory)
+    position = whole.index(newest) + 1
+    abandoned = whole[: max(position - keep, 0)] + whole[position:]
+    for path in (*abandoned, *directory.glob(".step-*.partial")):
+        shutil.rmtree(path)
 
 
 def _fingerprint(path: Path) -> dict[str, int | str]:

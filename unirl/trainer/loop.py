@@ -139,11 +139,8 @@ class Trainer:
                 self._evaluate("start")
             while self.position.stage < len(self.stages):
                 stage = self.stages[self.position.stage]
-                while self.position.stage_step < stage.steps:
-                    self._timed_step(stage)
-                    self._after_step(stage, stop)
-                self.position.stage, self.position.stage_step = self.position.stage + 1, 0
-                self._save()
+                self._timed_step(stage)
+                self._after_step(stage, stop)
         for source in self.sources:
             source.close()
         if self.metrics is not None:
@@ -231,10 +228,13 @@ class Trainer:
 
     def _after_step(self, stage: Stage, stop: StopRequest) -> None:
         done, every = self.position.stage_step, self.settings.evaluate_every
-        if done == stage.steps or (every and done % every == 0):
+        is_last = done == stage.steps
+        if is_last or (every and done % every == 0):
             self._evaluate(stage.name)
+        if is_last:
+            self.position.stage, self.position.stage_step = self.position.stage + 1, 0
         stopping = any(gather_rows(self.accelerator, [stop.is_made]))
-        if stopping or self.position.step % self.settings.checkpoint_every == 0:
+        if stopping or is_last or self.position.step % self.settings.checkpoint_every == 0:
             self._save()
         if stopping:
             raise StopAsked(
