@@ -31,7 +31,7 @@ from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.preemption import StopRequest
 from unirl.trainer.prompts import PromptSource
 from unirl.trainer.run_directory import RunDirectory
-from unirl.trainer.stages import RunSettings, Stage, check_stages
+from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage, check_stages
 from unirl.trainer.update import update_policy
 from unirl.types import Direction, Experience, Judge, Prompt, Reward, Rollout, Scores
 
@@ -136,7 +136,7 @@ class Trainer:
         """
         with StopRequest() as stop:
             if self.position.step == 0:
-                self._evaluate("start")
+                self._evaluate(FIRST_EVALUATION)
             while self.position.stage < len(self.stages):
                 stage = self.stages[self.position.stage]
                 self._timed_step(stage)

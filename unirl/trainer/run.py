@@ -23,6 +23,7 @@ from unirl.trainer.progress import StepBar, step_bar
 from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
+from unirl.trainer.stages import FIRST_EVALUATION
 from unirl.types import Direction
 
 __all__ = ["run_recipe"]
@@ -144,7 +145,7 @@ def _summary(directory: RunDirectory, recipe: Recipe, *, wall_s: Mapping[str, fl
     """What every stage did to judge and reward, in the direction that it trained."""
     lines = [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()]
     evaluations = {(line["stage"], line["direction"]): line for line in lines if line["kind"] == "eval"}
-    before, runs = "start", []
+    before, runs = FIRST_EVALUATION, []
     for stage in recipe.stages:
         steps = [line for line in lines if line["kind"] == "train" and line["stage"] == stage.name]
         first, last = evaluations[(before, stage.direction)], evaluations[(stage.name, stage.direction)]

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unirl.errors import ConfigError
 from unirl.types import Direction
 
-__all__ = ["RunSettings", "Stage", "check_stages"]
+__all__ = ["FIRST_EVALUATION", "RunSettings", "Stage", "check_stages"]
+
+FIRST_EVALUATION = "start"
+"""What the evaluation before the first stage is called where the others have their stage's name."""
+
+NAME = re.compile(r"[\w-]+")
+
+RANGES: Mapping[str, Callable[[float], bool]] = {
+    "1 or more": lambda value: value >= 1,
+    "0 or more": lambda value: 0 <= value < math.inf,
+    "above 0": lambda value: 0 < value < math.inf,
+    "from 0 to 1": lambda value: 0 <= value <= 1,
+}
+STAGE_RANGES = {
+    "1 or more": ("steps", "prompts_per_step", "group_size", "max_words", "updates_per_step", "epochs"),
+    "0 or more": (
+        "critic_learning_rate",
+        "warmup_steps",
+        "clip_low",
+        "clip_high",
+        "entropy_coef",
+        "kl_coef",
+    ),
+    "above 0": ("temperature", "learning_rate", "max_grad_norm", "value_clip", "kl_target", "kl_horizon"),
+    "from 0 to 1": ("gamma", "lam"),
+}
+SETTINGS_RANGES = {
+    "1 or more": ("micro_prompts", "checkpoint_every", "keep_checkpoints"),
+    "0 or more": ("seed", "evaluate_every"),
+    "above 0": ("max_logprob_gap",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,35 +128,42 @@ def check_stages(
         wrong.append(f"stage names repeat: {names}; give each its own")
     if not stages:
         wrong.append("there is no stage; give at least one")
+    wrong.extend(_out_of_range(settings, "settings", SETTINGS_RANGES))
     for stage in stages:
+        place = f"stage {stage.name}"
+        if not NAME.fullmatch(stage.name) or stage.name == FIRST_EVALUATION:
+            wrong.append(
+                f"{place}: the name needs letters, digits, '-' and '_' only, and {FIRST_EVALUATION!r} is "
+                "taken by the evaluation before training"
+            )
+        out_of_range = _out_of_range(stage, place, STAGE_RANGES)
+        wrong.extend(out_of_range)
+        if settings.micro_prompts < 1 or out_of_range:
+            continue
         unit = world_size * settings.micro_prompts
         if stage.prompts_per_step % unit:
             wrong.append(
-                f"stage {stage.name}: prompts_per_step {stage.prompts_per_step} is not a multiple of "
+                f"{place}: prompts_per_step {stage.prompts_per_step} is not a multiple of "
                 f"{world_size} ranks x micro_prompts {settings.micro_prompts} = {unit}"
             )
         if settings.micro_prompts % stage.updates_per_step:
             wrong.append(
-                f"stage {stage.name}: micro_prompts {settings.micro_prompts} is not a multiple of "
+                f"{place}: micro_prompts {settings.micro_prompts} is not a multiple of "
                 f"updates_per_step {stage.updates_per_step}"
             )
         if num_prompts[stage.name] < stage.prompts_per_step:
             wrong.append(
-                f"stage {stage.name}: {stage.prompts!r} selects {num_prompts[stage.name]} prompts, "
+                f"{place}: {stage.prompts!r} selects {num_prompts[stage.name]} prompts, "
                 f"a step needs {stage.prompts_per_step}"
             )
-        wrong.extend(
-            f"stage {stage.name}: {field} must be above 0, found {getattr(stage, field)}"
-            for field in (
-                "steps",
-                "group_size",
-                "temperature",
-                "learning_rate",
-                "epochs",
-                "kl_target",
-                "max_words",
-            )
-            if getattr(stage, field) <= 0
-        )
     if wrong:
         raise ConfigError("this run cannot start:\n  " + "\n  ".join(wrong))
+
+
+def _out_of_range(config: Stage | RunSettings, place: str, ranges: Mapping[str, Sequence[str]]) -> list[str]:
+    return [
+        f"{place}: {field} must be {words}, found {getattr(config, field)}"
+        for words, fields in ranges.items()
+        for field in fields
+        if not RANGES[words](getattr(config, field))
+    ]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from unirl.errors import ConfigError
+from unirl.trainer.stages import RunSettings, Stage, check_stages
+
+STAGE = Stage(name="text", direction="text", prompts="split = 'rl'", steps=3)
+SETTINGS = RunSettings()
+
+
+def check(
+    stages: list[Stage], settings: RunSettings = SETTINGS, *, world_size: int = 1, rows: int = 100
+) -> None:
+    check_stages(stages, settings, world_size=world_size, num_prompts={stage.name: rows for stage in stages})
+
+
+def test_the_defaults_can_start_on_one_and_two_ranks() -> None:
+    for world_size in (1, 2):
+        check([STAGE, replace(STAGE, name="image", direction="image")], world_size=world_size)
+
+
+def test_samples_per_step() -> None:
+    assert replace(STAGE, prompts_per_step=6, group_size=4).samples_per_step == 24
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts_per_step": 12}, r"prompts_per_step 12 is not a multiple of 1 ranks x micro_prompts 8 = 8"),
+        ({"prompts_per_step": 0}, r"prompts_per_step must be 1 or more, found 0"),
+        ({"updates_per_step": 3}, r"micro_prompts 8 is not a multiple of updates_per_step 3"),
+        ({"updates_per_step": 0}, r"updates_per_step must be 1 or more, found 0"),
+        ({"prompts_per_step": 104}, r"\"split = 'rl'\" selects 100 prompts, a step needs 104"),
+        ({"steps": 0}, r"steps must be 1 or more, found 0"),
+        ({"group_size": -1}, r"group_size must be 1 or more, found -1"),
+        ({"temperature": 0.0}, r"temperature must be above 0, found 0\.0"),
+        ({"temperature": float("nan")}, r"temperature must be above 0, found nan"),
+        ({"learning_rate": float("inf")}, r"learning_rate must be above 0, found inf"),
+        ({"gamma": 1.5}, r"gamma must be from 0 to 1, found 1\.5"),
+        ({"lam": -0.1}, r"lam must be from 0 to 1, found -0\.1"),
+        ({"clip_low": -0.2}, r"clip_low must be 0 or more, found -0\.2"),
+        ({"kl_target": 0.0}, r"kl_target must be above 0, found 0\.0"),
+        ({"warmup_steps": -1}, r"warmup_steps must be 0 or more, found -1"),
+        ({"max_words": 0}, r"max_words must be 1 or more, found 0"),
+        ({"name": "a/b"}, r"stage a/b: the name needs letters, digits"),
+        ({"name": "start"}, r"'start' is taken by the evaluation before training"),
+    ],
+)
+def test_a_stage_that_cannot_work(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check([replace(STAGE, **changes)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"micro_prompts": 0}, r"settings: micro_prompts must be 1 or more, found 0"),
+        ({"checkpoint_every": 0}, r"settings: checkpoint_every must be 1 or more, found 0"),
+        ({"keep_checkpoints": 0}, r"settings: keep_checkpoints must be 1 or more, found 0"),
+        ({"evaluate_every": -1}, r"settings: evaluate_every must be 0 or more, found -1"),
+        ({"seed": -1}, r"settings: seed must be 0 or more, found -1"),
+    ],
+)
+def test_settings_that_cannot_work(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check([STAGE], replace(SETTINGS, **changes))
+
+
+def test_more_ranks_need_more_prompts() -> None:
+    with pytest.raises(ConfigError, match=r"16 is not a multiple of 3 ranks x micro_prompts 8 = 24"):
+        check([STAGE], world_size=3)
+
+
+def test_everything_wrong_comes_at_once() -> None:
+    stages = [replace(STAGE, steps=0, gamma=2.0), replace(STAGE, prompts_per_step=12)]
+    with pytest.raises(ConfigError) as caught:
+        check(stages, replace(SETTINGS, keep_checkpoints=0), rows=4)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "this run cannot start:"
+    assert len(lines) == 6
+    for part in ("names repeat", "steps must", "gamma must", "keep_checkpoints", "multiple", "selects 4"):
+        assert sum(part in line for line in lines) == 1, part
+
+
+def test_a_run_needs_a_stage() -> None:
+    with pytest.raises(ConfigError, match="there is no stage"):
+        check([])
