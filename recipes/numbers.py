@@ -31,11 +31,18 @@ class NumbersData:
     num_sft: int = 3000
     num_rl: int = 1500
     num_eval: int = 400
+    num_held_out: int = 9
+    """Numbers that are held out, each of another tens digit."""
 
     def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:
         """Write the files, unless they are there, and return the two folders and the tar."""
         files = write_numbers(
-            directory, seed=seed, num_sft=self.num_sft, num_rl=self.num_rl, num_eval=self.num_eval
+            directory,
+            seed=seed,
+            num_sft=self.num_sft,
+            num_rl=self.num_rl,
+            num_eval=self.num_eval,
+            num_held_out=self.num_held_out,
         )
         return [files.sft, files.rl, files.eval]
 

@@ -125,7 +125,8 @@ class ImageTokenizer:
         side = self.image_size
         if pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
             raise ShapeError(f"pixels must be (B, 3, {side}, {side}), found {tuple(pixels.shape)}")
-        return self.model.encode(F.pixel_unshuffle(pixels, self.fold)).image_tokens.view(pixels.shape[0], -1)
+        folded = F.pixel_unshuffle(pixels.to(self.model.device), self.fold)
+        return self.model.encode(folded).image_tokens.view(pixels.shape[0], -1)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class ImageTokenizer:
         wrong = codes[(codes < 0) | (codes >= self.num_codes)]
         if len(wrong):
             raise ShapeError(f"code {int(wrong[0])} is none of the {self.num_codes} codes of this tokenizer")
-        return F.pixel_shuffle(self.model.decode(codes), self.fold).clamp(-1.0, 1.0)
+        return F.pixel_shuffle(self.model.decode(codes.to(self.model.device)), self.fold).clamp(-1.0, 1.0)
 
     def save(self, directory: Path) -> None:
         """Write config.json and model.safetensors, as transformers does."""

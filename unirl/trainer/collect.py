@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from unirl.algorithms import gae, kl_penalty_rewards, scored_mask, whiten
-from unirl.errors import ConfigError
+from unirl.errors import ConfigError, RewardError
 from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
 from unirl.policies.token_lm import PolicyOutput, TokenLM
 from unirl.rollout.native import NativeEngine, sample_uniforms
@@ -118,12 +118,15 @@ def make_experience(
     Returns:
         One experience per rollout, and what the policy says of the rollout's tokens before the update, from
         which the caller can tell how far trainer and engine agree.
+
+    Raises:
+        RewardError: If no sample of any rank has a score.
     """
     outputs = [score_tokens(policy, rollout) for rollout in rollouts]
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for rollout, output, score in zip(rollouts, outputs, scores, strict=True):
         ref_logprobs = score_tokens(reference, rollout).logprobs
-        total = torch.from_numpy(score.total).float()
+        total = torch.from_numpy(score.total).float().to(ref_logprobs.device)
         mask = scored_mask(rollout.response_mask, total)
         rewards = kl_penalty_rewards(total, rollout.old_logprobs, ref_logprobs, mask, kl_coef)
         advantages, returns = gae(rewards, output.values, mask, gamma=stage.gamma, lam=stage.lam)
@@ -133,6 +136,8 @@ def make_experience(
         torch.cat([advantages.flatten() for _, _, advantages, _ in parts])[None],
         torch.cat([mask.flatten() for _, mask, _, _ in parts])[None],
     )
+    if not moments.count:
+        raise RewardError("no sample of this step could be scored, so there is nothing to learn from")
     experiences = [
         Experience(
             rollout=rollout,

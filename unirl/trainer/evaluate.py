@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from accelerate import Accelerator
 
+from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.token_lm import TokenLM
 from unirl.rollout.native import NativeEngine
@@ -54,9 +55,16 @@ def evaluate_policy(
     """Sample once from each prompt at temperature 1 and score; ranks share the work.
 
     The random numbers of prompt p depend on `seed` and p alone, so that two evaluations of one run differ
-    by the policy and by nothing else.
+    by the policy and by nothing else. Training never uses step 0, so its random numbers are others.
+
+    Raises:
+        ConfigError: If there are fewer prompts than ranks.
     """
     rank, world_size = accelerator.process_index, accelerator.num_processes
+    if len(prompts) < world_size:
+        raise ConfigError(
+            f"{len(prompts)} evaluation prompts for {world_size} ranks; give each rank one or more"
+        )
     mine = range(rank, len(prompts), world_size)
     direction = prompts[0].direction
     rollouts = roll_out(
@@ -65,7 +73,7 @@ def evaluate_policy(
         group_size=1,
         length=policy.max_response_length(direction, max_words),
         temperature=1.0,
-        seeds=[(seed, i) for i in mine],
+        seeds=[(seed, 0, i) for i in mine],
         micro_prompts=micro_prompts,
     )
     samples = [sample for rollout in rollouts for sample in samples_of(policy, tokenizer, rollout)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -28,8 +29,7 @@ class ExperienceLog:
 
     def __init__(self, directory: Path, *, length: int) -> None:
         """Open or create the store; `length` is the longest response of any stage, tokens."""
-        exists = (directory / "snapshots").is_dir()
-        self._store = FeatureStore.open(directory) if exists else FeatureStore.create(directory)
+        self._store = FeatureStore.create(directory, exist_ok=True)
         self._length = length
 
     @property
@@ -149,5 +149,5 @@ def _sample_fields(sample: Sample, response: str) -> Row:
 
 def _padded(values: Tensor | np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     padded = np.zeros(shape, dtype=dtype)
-    padded[: len(values)] = np.asarray(values)
+    padded[: len(values)] = torch.as_tensor(values).cpu().numpy()
     return padded

@@ -108,7 +108,7 @@ class Trainer:
         self.tokenizer, self.reward, self.judge = tokenizer, reward, judge
         self.evaluation_prompts, self.accelerator, self.on_step = evaluation_prompts, accelerator, on_step
         self.policy = policy
-        self.reference = deepcopy(policy).requires_grad_(False)
+        self.reference = deepcopy(policy).requires_grad_(False).to(accelerator.device)
         self.engine = NativeEngine(policy)
         optimizer = torch.optim.AdamW(
             [{"params": policy.lm.parameters()}, {"params": policy.critic.parameters()}],

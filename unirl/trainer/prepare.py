@@ -105,9 +105,9 @@ def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int =
             shuffle=False,
             drop_last=False,
         )
-        return np.concatenate([tokenizer.encode(_pixels(batch.images)).numpy() for batch in loader]).astype(
-            np.int16
-        )
+        return np.concatenate(
+            [tokenizer.encode(_pixels(batch.images)).cpu().numpy() for batch in loader]
+        ).astype(np.int16)
 
     if not _is_encoded(opened):
         opened.add_column(

@@ -23,7 +23,7 @@ from unirl.trainer.progress import StepBar, step_bar
 from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
-from unirl.trainer.stages import FIRST_EVALUATION
+from unirl.trainer.stages import FIRST_EVALUATION, check_stages
 from unirl.types import Direction
 
 __all__ = ["run_recipe"]
@@ -56,6 +56,7 @@ def run_recipe(
     accelerator = accelerator or Accelerator()
     seed = recipe.settings.seed
     directory = RunDirectory(run)
+    check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)
     if accelerator.is_main_process:
         directory.check_same(recipe=recipe.name, config=_plain(recipe), seed=seed)
         directory.record(recipe=recipe.name, config=_plain(recipe), seed=seed, assignments=assignments)
@@ -127,9 +128,10 @@ class _StageBars:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's settings as JSON values; where data comes from is named by its class."""
-    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    fields["data"] = type(recipe.data).__name__
+    """The recipe's settings as JSON values; data is named by its class and has settings of its own."""
+    fields: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    settings: dict[str, Any] = _json_value(recipe.data) if dataclasses.is_dataclass(recipe.data) else {}
+    fields["data"] = {"class": type(recipe.data).__name__, **settings}
     return {name: _json_value(value) for name, value in fields.items()}
 
 
@@ -138,6 +140,8 @@ def _json_value(value: Any) -> Any:
         return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (tuple, list)):
         return [_json_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _json_value(item) for name, item in value.items()}
     return value
 
 

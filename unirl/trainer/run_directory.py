@@ -49,8 +49,8 @@ class RunDirectory:
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
                 raise ConfigError(
-                    f"{self.path}: holds a run with {name} = {found.get(name)!r}, asked for {wanted.get(name)!r}; "
-                    "give the new run another directory"
+                    f"{self.path}: holds a run with {name} = {found.get(name)!r}, asked for "
+                    f"{wanted.get(name)!r}; give the new run another directory"
                 )
 
     def record(

@@ -112,7 +112,11 @@ class RunSettings:
 
 
 def check_stages(
-    stages: Sequence[Stage], settings: RunSettings, *, world_size: int, num_prompts: Mapping[str, int]
+    stages: Sequence[Stage],
+    settings: RunSettings,
+    *,
+    world_size: int,
+    num_prompts: Mapping[str, int] | None = None,
 ) -> None:
     """Refuse a run that cannot work, with everything that is wrong in one error.
 
@@ -120,7 +124,8 @@ def check_stages(
         stages: The run.
         settings: What holds for all of them.
         world_size: Number of ranks.
-        num_prompts: Rows that each stage's condition selects, by the stage's name.
+        num_prompts: Rows that each stage's condition selects, by the stage's name; None before there is a
+            store.
     """
     wrong: list[str] = []
     names = [stage.name for stage in stages]
@@ -151,7 +156,7 @@ def check_stages(
                 f"{place}: micro_prompts {settings.micro_prompts} is not a multiple of "
                 f"updates_per_step {stage.updates_per_step}"
             )
-        if num_prompts[stage.name] < stage.prompts_per_step:
+        if num_prompts is not None and num_prompts[stage.name] < stage.prompts_per_step:
             wrong.append(
                 f"{place}: {stage.prompts!r} selects {num_prompts[stage.name]} prompts, "
                 f"a step needs {stage.prompts_per_step}"
