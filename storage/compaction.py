@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from storage.arrow_numpy import from_numpy
 from storage.columns import ARROW_TYPES, Scalar
 from storage.deletion import install_deleted
 from storage.errors import CommitConflictError
@@ -119,7 +120,7 @@ def _copy_rows(reader: PartReader, live: np.ndarray, builder: PartBuilder, types
     for start in range(0, len(live), _CHUNK_ROWS):
         chunk = live[start : start + _CHUNK_ROWS]
         columns: dict[str, list[Scalar]] = {
-            name: reader.column(name, ARROW_TYPES[types[name]], "always").take(chunk).to_pylist()
+            name: reader.column(name, ARROW_TYPES[types[name]], "always").take(from_numpy(chunk)).to_pylist()
             for name in names
         }
         if "row" in types:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from storage.arrow_numpy import from_numpy, to_numpy
 from storage.errors import ColumnError
 
 __all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "SortedHashes", "encode_key", "hash_key", "lmdb_key"]
@@ -139,11 +140,11 @@ class KeyTableWriter:
             text = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._ends), spool.read_buffer())
         columns = [
             text,
-            pa.array(blob_offsets, pa.int64()),
-            pa.array(blob_bytes, pa.int64()),
+            from_numpy(blob_offsets),
+            from_numpy(blob_bytes),
             pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(blob_xxh3)]),
-            pa.array(hashes[order]),
-            pa.array(order.astype(np.int64)),
+            from_numpy(hashes[order]),
+            from_numpy(order),
         ]
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
             writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
@@ -185,11 +186,11 @@ class KeyTable:
         _, ends, text = batch.column(0).buffers()
         self._ends = np.frombuffer(ends, np.int64, rows + 1).data
         self._text = memoryview(text)
-        self.blob_offset = batch.column(1).to_numpy()
-        self.blob_bytes = batch.column(2).to_numpy()
+        self.blob_offset = to_numpy(batch.column(1), np.int64)
+        self.blob_bytes = to_numpy(batch.column(2), np.int64)
         self._blob_xxh3 = memoryview(batch.column(3).buffers()[1])
-        self.sorted_hash = batch.column(4).to_numpy()
-        self.sorted_row = batch.column(5).to_numpy()
+        self.sorted_hash = to_numpy(batch.column(4), np.uint64)
+        self.sorted_row = to_numpy(batch.column(5), np.int64)
         self.hashes = SortedHashes(self.sorted_hash)
 
     def __len__(self) -> int:

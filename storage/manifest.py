@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import numpy as np
@@ -134,20 +136,30 @@ class Snapshot:
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """The bytes of a snapshot file: a JSON object that ends with the checksum of all bytes before."""
-    fields: dict[str, Any] = {"format": FORMAT_VERSION, **asdict(snapshot)}
-    lines = []
-    for name, value in fields.items():
-        if name in ("parts", "quarantine") and value:
-            rows = ",\n".join(_dumps(item) for item in value)
-            lines.append(f'"{name}": [\n{rows}\n]')
+    members = {"format": _dumps(FORMAT_VERSION)}
+    for field in dataclass_fields(Snapshot):
+        value = getattr(snapshot, field.name)
+        if isinstance(value, tuple):
+            members[field.name] = "[\n" + ",\n".join(_dumps(item) for item in value) + "\n]"
         else:
-            lines.append(f'"{name}": {_dumps(value)}')
-    body = ("{\n" + ",\n".join(lines)).encode()
+            members[field.name] = _dumps(value)
+    body = ("{\n" + ",\n".join(f'"{name}": {text}' for name, text in members.items())).encode()
     return body + _CHECKSUM_MARK + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
 
 
 def _dumps(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_members)
+
+
+def _members(record: object) -> dict[str, Any]:
+    """The fields of a part, a file or a specification, for JSON."""
+    kind: Any = type(record)
+    return {name: getattr(record, name) for name in _field_names(kind)}
+
+
+@functools.cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclass_fields(kind))
 
 
 def decode_snapshot(content: bytes, place: str) -> Snapshot:

@@ -6,11 +6,13 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
+from storage.arrow_numpy import from_numpy
 from storage.columns import SQL_TYPES
 from storage.errors import QueryError
 from storage.manifest import Snapshot
@@ -23,6 +25,10 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+# Text may exceed 2 GiB in one result, and a table name must not reach the Python variables of the caller.
+_SETTINGS: dict[str, Any] = {"arrow_large_buffer_size": True, "python_enable_replacements": False}
+_MANY_PARTS = 16
+_MAX_TABLE_ROWS = 1 << 18
 _tables: weakref.WeakSet[SampleTable] = weakref.WeakSet()
 _inherited: list[duckdb.DuckDBPyConnection] = []
 
@@ -75,23 +81,30 @@ class SampleTable:
         self._lock = threading.Lock()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        connection = duckdb.connect(":memory:", config={"arrow_large_buffer_size": True})
+        connection = duckdb.connect(":memory:", config=_SETTINGS)
         if len(self._deleted):
-            connection.register("arrow_deleted", pa.table({"row": self._deleted}))
+            connection.register("arrow_deleted", pa.table({"row": from_numpy(self._deleted)}))
             connection.execute("CREATE TABLE deleted_rows AS SELECT row FROM arrow_deleted")
             connection.unregister("arrow_deleted")
-        connection.execute(self._view_sql())
+        try:
+            connection.execute(self._view_sql(set()))
+        except duckdb.BinderException:
+            # A column may be in the schema only: every part that had it is gone, or no row was given a value.
+            described = connection.execute(f"DESCRIBE SELECT * FROM {_parquet(self._paths)}").fetchall()
+            connection.execute(self._view_sql(set(self._snapshot.columns) - {name for name, *_ in described}))
         # The parts may be read and nothing else; run() lets only SELECT pass, so nothing can be written.
         connection.execute(f"SET allowed_paths = {_list(self._paths)}")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         return connection
 
-    def _view_sql(self) -> str:
+    def _view_sql(self, absent: set[str]) -> str:
+        """The view over the parts; `absent` columns are in no part."""
         parts = self._snapshot.parts
         columns = ['"key"', '"hash"', '"bytes"']
         for name, spec in self._snapshot.columns.items():
-            columns.append(quote(name) if spec.type != "null" else f"CAST(NULL AS VARCHAR) AS {quote(name)}")
+            null = f"CAST(NULL AS {SQL_TYPES[spec.type]}) AS {quote(name)}"
+            columns.append(null if spec.type == "null" or name in absent else quote(name))
         if not parts:
             types = [("row", "BIGINT"), ("key", "VARCHAR"), ("hash", "VARCHAR"), ("bytes", "BIGINT")]
             types += [(name, SQL_TYPES[spec.type]) for name, spec in self._snapshot.columns.items()]
@@ -100,7 +113,13 @@ class SampleTable:
         sql = f"SELECT {self._row_sql()} AS row, {', '.join(columns)} FROM {_parquet(self._paths)}"
         if len(self._deleted):
             sql = f"SELECT * FROM ({sql}) ANTI JOIN deleted_rows USING (row)"
-        return f"CREATE VIEW samples AS {sql}"
+        return f"CREATE {self._kind()} samples AS {sql}"
+
+    def _kind(self) -> str:
+        """Many small files take longer to open than to hold: they are read into a table once."""
+        parts = self._snapshot.parts
+        is_small = sum(part.rows for part in parts) <= _MAX_TABLE_ROWS
+        return "TABLE" if len(parts) > _MANY_PARTS and is_small else "VIEW"
 
     def _row_sql(self) -> str:
         """The number of a row: from the file of a compacted part, else by its place in the file."""

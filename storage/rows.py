@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from storage.arrow_numpy import from_numpy
 from storage.errors import RowNotFoundError
 from storage.manifest import Snapshot
 from storage.shards import ReaderPool
@@ -20,7 +21,7 @@ _SCHEMA = pa.schema([pa.field("row", pa.int64(), nullable=False)])
 def write_row_file(path: Path, rows: np.ndarray) -> None:
     """Write ascending row numbers, int64 (n,), as an Arrow file of one column."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-        writer.write_batch(pa.record_batch([pa.array(rows, pa.int64())], schema=_SCHEMA))
+        writer.write_batch(pa.record_batch([from_numpy(rows)], schema=_SCHEMA))
 
 
 class RowMap:

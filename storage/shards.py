@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from storage.arrow_numpy import to_numpy
 from storage.column_cache import ColumnCache
 from storage.errors import CorruptionError, TensorColumnError
 from storage.files import map_private, map_shared, open_shard
@@ -268,7 +269,7 @@ def _read_row_file(root: Path, ref: FileRef) -> np.ndarray:
     """The row numbers of a file, ascending int64 (rows,), on its map."""
     mapped, _ = map_shared(root, ref.path, ref.bytes)
     _check_whole(mapped, root, ref)
-    return pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0).column(0).to_numpy()
+    return to_numpy(pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0).column(0), np.int64)
 
 
 def _check_whole(mapped: np.ndarray, root: Path, ref: FileRef) -> None:

@@ -6,6 +6,7 @@ import difflib
 import random
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +35,11 @@ __all__ = [
 FOLDERS = ("snapshots", "index", "blobs", "tensors", "quarantine", "staging", "tags")
 _SNAPSHOT_NAME = re.compile(r"(\d{8,18})\.json")
 _MAX_ATTEMPTS = 1000
+_MAX_DECODED = 16
+
+# Snapshot files never change, so those read last need not be read again; another file has another version.
+_decoded: dict[tuple[str, int, int, int], Snapshot] = {}
+_decoded_lock = threading.Lock()
 
 
 def create_store(root: Path) -> Snapshot:
@@ -85,6 +91,11 @@ def read_snapshot(root: Path, snapshot_id: int) -> Snapshot:
     """
     path = snapshot_path(root, snapshot_id)
     try:
+        status = path.stat()
+        version = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        known = _decoded.get(version)
+        if known is not None:
+            return known
         content = path.read_bytes()
     except FileNotFoundError:
         ids = list_snapshot_ids(root)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.arrow_numpy import to_numpy
 from storage.column import TensorColumn
 from storage.columns import SQL_TYPES
 from storage.compaction import compact_parts
@@ -291,7 +292,7 @@ class FeatureStore:
             sql += " ORDER BY " + (f"{order_by}\n, row" if order_by else "row")
         if limit is not None:
             sql += f" LIMIT {int(limit)}"
-        rows = self.query(sql).column(0).to_numpy()
+        rows = to_numpy(self.query(sql).column(0), np.int64)
         return View(self, rows if order_by is not None else np.sort(rows))
 
     def key(self, row: int) -> str:

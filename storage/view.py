@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from storage.arrow_numpy import from_numpy
 from storage.columns import ARROW_TYPES
 from storage.errors import ColumnError
 from storage.index import OWN_COLUMNS
@@ -58,7 +59,7 @@ class View:
             ColumnError: If the store has no such column; names the nearest.
         """
         if name == "row":
-            return pa.array(self.rows)
+            return from_numpy(self.rows)
         kind = self._type(name)
         part_of, local = self.store.row_map.locate(self.rows)
         pieces: list[pa.Array] = []
@@ -66,7 +67,7 @@ class View:
         for part in np.unique(part_of).tolist():
             mine = np.flatnonzero(part_of == part)
             column = self.store.part(part).column(name, kind, self.store.policy)
-            pieces.append(column.take(pa.array(local[mine])))
+            pieces.append(column.take(from_numpy(local[mine])))
             positions.append(mine)
         if not pieces:
             return pa.nulls(0, kind)
@@ -74,7 +75,7 @@ class View:
             return pieces[0]
         order = np.empty(len(self), np.int64)
         order[np.concatenate(positions)] = np.arange(len(self))
-        return pa.concat_arrays(pieces).take(pa.array(order))
+        return pa.concat_arrays(pieces).take(from_numpy(order))
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Metadata columns as a table; None for all of them."""

@@ -71,9 +71,8 @@ class StoreMachine(RuleBasedStateMachine):
                 slow.add(key, blob, **{self.column: number})
             self.store.append({"key": key, "blob": blob, self.column: number} for key, blob, number in first)
         self.add(first)
-        if first:
-            middle = slow.snapshot.id - (1 if second else 0)
-            self.history[middle] = (dict(self.rows), self.column, set(self.has_feature))
+        if first and second:
+            self.history[slow.snapshot.id - 1] = (dict(self.rows), self.column, set(self.has_feature))
         self.add(second)
         self.note()
 
@@ -160,5 +159,5 @@ TestStoreMachine.settings = settings(
 @pytest.mark.slow
 class TestLongStoreMachine(StoreMachine.TestCase):
     settings = settings(
-        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
     )

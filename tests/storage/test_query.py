@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from storage import FeatureStore, QueryError
@@ -87,3 +88,27 @@ def test_paths_with_quotes(tmp_path, filler):
     store = filler(FeatureStore.create(tmp_path / "it's [a] *store* {x}"), 0, 3)
     assert store.select("width > 0").rows.tolist() == [1, 2]
     assert store.select().column("caption").to_pylist() == ["sample 0", "sample 1", "sample 2"]
+
+
+def test_columns_without_any_value(empty):
+    with empty.writer(columns={"score": "float", "name": "string"}) as writer:
+        writer.add("a", name="x")
+    store = empty.refresh()
+    assert store.columns["score"] == "DOUBLE" and store.select("score IS NULL").keys() == ["a"]
+    assert store.select().column("score").to_pylist() == [None]
+
+
+def test_columns_of_parts_that_are_gone(filled):
+    filled.delete("true")
+    filled.append([{"key": "plain"}])
+    filled.compact()
+    store = filled.refresh()
+    assert store.select("width IS NULL AND caption IS NULL").keys() == ["plain"]
+    assert store.select().to_arrow(["width", "caption"]).to_pylist() == [{"width": None, "caption": None}]
+
+
+def test_a_query_cannot_read_variables_of_the_program(filled):
+    secret = pa.table({"x": [1]})
+    with pytest.raises(QueryError, match="secret"):
+        filled.query("SELECT * FROM secret")
+    assert secret.num_rows == 1
