@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import random
 import re
@@ -91,8 +92,7 @@ def read_snapshot(root: Path, snapshot_id: int) -> Snapshot:
     """
     path = snapshot_path(root, snapshot_id)
     try:
-        status = path.stat()
-        version = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        version = _version(path)
         known = _decoded.get(version)
         if known is not None:
             return known
@@ -110,7 +110,20 @@ def read_snapshot(root: Path, snapshot_id: int) -> Snapshot:
         raise ManifestError(
             f"{path}: the file holds snapshot {snapshot.id}; it was renamed or copied over another"
         )
+    _remember(version, snapshot)
     return snapshot
+
+
+def _version(path: Path) -> tuple[str, int, int, int]:
+    status = path.stat()
+    return str(path), status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _remember(version: tuple[str, int, int, int], snapshot: Snapshot) -> None:
+    with _decoded_lock:
+        _decoded[version] = snapshot
+        while len(_decoded) > _MAX_DECODED:
+            del _decoded[next(iter(_decoded))]
 
 
 def newest_snapshot(root: Path) -> Snapshot:
@@ -148,7 +161,11 @@ def publish(root: Path, build: Callable[[Snapshot], Snapshot]) -> Snapshot:
 def _publish_file(root: Path, snapshot: Snapshot) -> bool:
     path = snapshot_path(root, snapshot.id)
     temporary = root / "staging" / f"snapshot-{secrets.token_hex(8)}.json"
-    return publish_exclusively(path, encode_snapshot(snapshot), temporary)
+    if not publish_exclusively(path, encode_snapshot(snapshot), temporary):
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        _remember(_version(path), snapshot)
+    return True
 
 
 def snapshot_path(root: Path, snapshot_id: int) -> Path:
