@@ -6,6 +6,7 @@ Load it with `runpy.run_path`, since the tests are no package; under `tests/unir
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from safetensors.torch import load_file
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from storage import FeatureStore
@@ -170,3 +172,36 @@ def make_trainer(run: Path, store: FeatureStore, **replaced: Any) -> Trainer:
     run.mkdir(parents=True, exist_ok=True)
     settings = replaced.pop("settings", SETTINGS)
     return Trainer(RunDirectory(run), stages, settings, **{**arguments, **replaced})
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Lines of `metrics.jsonl` without what another start may change: times, memory, the clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "memory/", "wall_s"))}
+        for line in lines
+    ]
+
+
+def experience_of(run: Path) -> dict[str, dict[str, Any]]:
+    """Rows of the experience store by key, tensors and the picture's hash included. NaN reads as None."""
+    store = FeatureStore.open(run / "experience")
+    view = store.select()
+    table = view.to_arrow().drop_columns(["row"]).to_pylist()
+    tensors = {name: store.tensor(name).gather(view.rows).tolist() for name in store.tensor_columns}
+    rows = [row | {name: values[i] for name, values in tensors.items()} for i, row in enumerate(table)]
+    plain = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+    found = {row["key"]: row for row in plain}
+    if len(found) != len(rows):
+        raise ValueError(f"{len(rows) - len(found)} keys stand twice in {store.path}")
+    return found
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """Policy and optimizer of the newest checkpoint."""
+    newest = max((run / "checkpoints").glob("step-*"))
+    return {
+        f"{part}/{name}": value
+        for part in ("policy", "optimizer")
+        for name, value in load_file(newest / f"{part}.safetensors").items()
+    }
