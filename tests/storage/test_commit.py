@@ -82,7 +82,7 @@ def test_two_writers_killed_at_random_lose_nothing(tmp_path, forkserver):
     killed_writer.append(path, 0, 10)
     seen = 10
     rng = random.Random(0)
-    for round_number in range(12):
+    for round_number in range(6):
         children = [
             forkserver.Process(target=killed_writer.append_for_ever, args=(path, 1 + 2 * round_number + i))
             for i in range(2)
