@@ -17,7 +17,7 @@ from pathlib import Path
 from recipes.worlds.handwriting import all_captions, write_numbers
 from recipes.worlds.handwriting_judge import DigitJudge
 from unirl.cli import main
-from unirl.trainer.recipe import Recipe
+from unirl.trainer.recipe import Recipe, RewardTraining
 from unirl.trainer.stages import RunSettings, Stage
 from unirl.types import Judge
 
@@ -64,9 +64,32 @@ def numbers(*, seed: int = 0) -> Recipe:
         reward_rows="split IN ('sft', 'rl')",
         evaluation_rows="split = 'eval' AND held_out",
         stages=(
-            Stage(name="text", direction="text", prompts="split = 'rl'", steps=60, max_words=5),
-            Stage(name="image", direction="image", prompts="split = 'rl'", steps=80, max_words=5),
+            Stage(
+                name="text",
+                direction="text",
+                prompts="split = 'rl'",
+                steps=60,
+                prompts_per_step=32,
+                group_size=4,
+                max_words=5,
+                learning_rate=2e-4,
+                updates_per_step=1,
+                lam=1.0,
+                kl_coef=0.05,
+                replay_prompts=16,
+            ),
+            Stage(
+                name="image",
+                direction="image",
+                prompts="split = 'rl'",
+                steps=70,
+                learning_rate=3e-4,
+                max_words=5,
+                lam=1.0,
+                replay_prompts=16,
+            ),
         ),
+        reward=RewardTraining(steps=350),
         settings=RunSettings(seed=seed),
     )
 

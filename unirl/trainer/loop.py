@@ -18,7 +18,7 @@ from torch import Tensor
 
 from storage import View
 from unirl.algorithms import AdaptiveKL, add_metrics, kl_k1, learning_rate_factor, mean_metrics, token_metrics
-from unirl.errors import RolloutError
+from unirl.errors import ConfigError, RolloutError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.token_lm import PolicyOutput, TokenLM
 from unirl.rollout.native import NativeEngine
@@ -38,6 +38,8 @@ from unirl.types import Direction, Experience, Judge, Prompt, Reward, Rollout, S
 __all__ = ["Progress", "StopAsked", "Trainer"]
 
 log = logging.getLogger("unirl.trainer")
+
+OTHER: Mapping[Direction, Direction] = {"text": "image", "image": "text"}
 
 Progress = Callable[[str, int, int, Mapping[str, float]], None]
 """Called after each step with the stage's name, steps done in it, its number of steps, and the metrics."""
@@ -79,6 +81,7 @@ class Trainer:
         reward: Reward,
         judge: Judge,
         prompts: Mapping[str, View],
+        warm_up: View | None = None,
         evaluation_prompts: Mapping[Direction, Sequence[Prompt]],
         accelerator: Accelerator,
         on_step: Progress = lambda stage, done, total, metrics: None,
@@ -94,6 +97,7 @@ class Trainer:
             reward: Trained on.
             judge: Only watched.
             prompts: The rows that each stage trains on, by the stage's name.
+            warm_up: The rows that the policy was warmed up on, for replay.
             evaluation_prompts: Held-out prompts, by direction.
             accelerator: Says which rank this is.
             on_step: For progress bars.
@@ -119,7 +123,10 @@ class Trainer:
         self.model, self.optimizer = accelerator.prepare(policy, optimizer)
         self.position = Position()
         self.kl = [self._kl_controller(stage) for stage in stages]
-        self.sources = [self._source(stage, prompts[stage.name]) for stage in stages]
+        self.sources = [
+            self._source(prompts[stage.name], stage.direction, stage.prompts_per_step) for stage in stages
+        ]
+        self.replays = [self._replay(warm_up, stage) for stage in stages]
         snapshot = self._resume()
         self.experience = self.metrics = None
         if accelerator.is_main_process:
@@ -141,7 +148,7 @@ class Trainer:
                 stage = self.stages[self.position.stage]
                 self._timed_step(stage)
                 self._after_step(stage, stop)
-        for source in self.sources:
+        for source in self._all_sources():
             source.close()
         if self.metrics is not None:
             self.metrics.close()
@@ -193,7 +200,11 @@ class Trainer:
             )
             seen = add_metrics([_rollout_metrics(*part) for part in zip(experiences, outputs, strict=True)])
         with _clock(times, "update_s"):
-            updated = update_policy(self.accelerator, self.model, self.optimizer, experiences, stage)
+            replay = self.replays[index]
+            learnt = replay.next() if replay else []
+            updated = update_policy(
+                self.accelerator, self.model, self.optimizer, experiences, stage, replay=learnt
+            )
         with _clock(times, "log_s"):
             labels: dict[str, str | int] = {"stage": stage.name, "step": step, "policy_version": step - 1}
             rows = [
@@ -291,7 +302,7 @@ class Trainer:
             state = {
                 "position": asdict(self.position),
                 "kl": [asdict(controller) for controller in self.kl],
-                "sources": [source.state_dict() for source in self.sources],
+                "sources": [source.state_dict() for source in self._all_sources()],
                 "experience_snapshot": self.experience.snapshot_id,
             }
             save_checkpoint(
@@ -312,7 +323,7 @@ class Trainer:
         state: dict[str, Any] = load_checkpoint(path, model=self.policy, optimizer=self.optimizer.optimizer)
         self.position = Position(**state["position"])
         self.kl = [AdaptiveKL(**controller) for controller in state["kl"]]
-        for source, cursor in zip(self.sources, state["sources"], strict=True):
+        for source, cursor in zip(self._all_sources(), state["sources"], strict=True):
             source.load_state_dict(cursor)
         log.warning("resuming from %s, after step %d", path, self.position.step)
         return int(state["experience_snapshot"])
@@ -320,12 +331,22 @@ class Trainer:
     def _kl_controller(self, stage: Stage) -> AdaptiveKL:
         return AdaptiveKL(value=stage.kl_coef, target=stage.kl_target, horizon=stage.kl_horizon)
 
-    def _source(self, stage: Stage, view: View) -> PromptSource:
+    def _replay(self, warm_up: View | None, stage: Stage) -> PromptSource | None:
+        if not stage.replay_prompts:
+            return None
+        if warm_up is None:
+            raise ConfigError(f"stage {stage.name}: replay_prompts needs the rows of the warm-up, found none")
+        return self._source(warm_up, OTHER[stage.direction], stage.replay_prompts)
+
+    def _all_sources(self) -> list[PromptSource]:
+        return [*self.sources, *(replay for replay in self.replays if replay is not None)]
+
+    def _source(self, view: View, direction: Direction, prompts_per_step: int) -> PromptSource:
         return PromptSource(
             view,
-            stage.direction,
+            direction,
             image_size=self.tokenizer.image_size,
-            prompts_per_step=stage.prompts_per_step,
+            prompts_per_step=prompts_per_step,
             seed=self.settings.seed,
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,

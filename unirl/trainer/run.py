@@ -77,6 +77,7 @@ def run_recipe(
             tokenizer=tokenizer,
             reward=VlmYesNo.load(run / "models" / "reward"),
             judge=recipe.data.judge(seed=seed),
+            warm_up=select_prompts(store, recipe.warm_up_rows),
             prompts={stage.name: select_prompts(store, stage.prompts) for stage in recipe.stages},
             evaluation_prompts={
                 direction: all_prompts(evaluation, direction, image_size=tokenizer.image_size)

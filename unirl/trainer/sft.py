@@ -38,10 +38,10 @@ def supervised_batch(policy: TokenLM, prompts: Sequence[Prompt]) -> tuple[Tensor
     lengths = torch.tensor([len(response) for response in responses])
     response_mask = torch.arange(padded.shape[1]) < lengths[:, None]
     return (
-        torch.cat([ids, padded], dim=1),
-        torch.cat([mask, response_mask], dim=1),
+        torch.cat([ids, padded], dim=1).to(policy.device),
+        torch.cat([mask, response_mask], dim=1).to(policy.device),
         ids.shape[1],
-        response_mask,
+        response_mask.to(policy.device),
     )
 
 

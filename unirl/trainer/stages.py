@@ -31,6 +31,8 @@ STAGE_RANGES = {
         "clip_low",
         "clip_high",
         "entropy_coef",
+        "replay_prompts",
+        "replay_coef",
         "kl_coef",
     ),
     "above 0": ("temperature", "learning_rate", "max_grad_norm", "value_clip", "kl_target", "kl_horizon"),
@@ -80,6 +82,11 @@ class Stage:
     value_clip: float = 0.2
     """In reward units."""
     entropy_coef: float = 0.0
+    replay_prompts: int = 0
+    """Captioned pictures of the warm-up that each step also learns from, supervised, in the direction that
+    this stage does not train. They keep the policy from forgetting it. Over all ranks."""
+    replay_coef: float = 1.0
+    """Weight of their loss."""
     kl_coef: float = 0.02
     """First weight of the penalty on the divergence from the reference, reward per nat."""
     kl_target: float = 0.05
@@ -154,6 +161,11 @@ def check_stages(
         if settings.micro_prompts % stage.updates_per_step:
             wrong.append(
                 f"{place}: micro_prompts {settings.micro_prompts} is not a multiple of "
+                f"updates_per_step {stage.updates_per_step}"
+            )
+        if stage.replay_prompts % (world_size * stage.updates_per_step):
+            wrong.append(
+                f"{place}: replay_prompts {stage.replay_prompts} is not a multiple of {world_size} ranks x "
                 f"updates_per_step {stage.updates_per_step}"
             )
         if num_prompts is not None and num_prompts[stage.name] < stage.prompts_per_step:

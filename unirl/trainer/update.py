@@ -10,9 +10,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from unirl.algorithms import add_metrics, masked_sum, policy_loss, value_loss
+from unirl.policies.token_lm import TokenLM
 from unirl.trainer.distributed import global_count
+from unirl.trainer.sft import supervised_batch
 from unirl.trainer.stages import Stage
-from unirl.types import Experience, Rollout
+from unirl.types import Experience, Prompt, Rollout
 
 __all__ = ["update_policy"]
 
@@ -23,6 +25,8 @@ def update_policy(
     optimizer: torch.optim.Optimizer,
     experiences: Sequence[Experience],
     stage: Stage,
+    *,
+    replay: Sequence[Prompt] = (),
 ) -> dict[str, Tensor]:
     """Take `stage.epochs` x `stage.updates_per_step` optimizer steps.
 
@@ -35,6 +39,8 @@ def update_policy(
         optimizer: As `accelerator.prepare` returned it.
         experiences: This rank's share, one for each micro-batch.
         stage: Coefficients.
+        replay: This rank's captioned pictures in the direction that the stage does not train; their
+            supervised loss is added, against forgetting.
 
     Returns:
         Metric sums of this rank, see `unirl.algorithms.add_metrics`.
@@ -45,6 +51,11 @@ def update_policy(
             batches = [_every_nth_prompt(e, first, stage.updates_per_step) for e in experiences]
             denominator = global_count(accelerator, torch.cat([b.loss_mask.flatten() for b in batches]))
             optimizer.zero_grad(set_to_none=True)
+            if replay:
+                with accelerator.no_sync(model):
+                    metrics.append(
+                        _replay(accelerator, model, replay[first :: stage.updates_per_step], stage)
+                    )
             for i, batch in enumerate(batches):
                 last = i + 1 == len(batches)
                 with nullcontext() if last else accelerator.no_sync(model):
@@ -83,6 +94,19 @@ def _backward(
     # Ranks average their gradients; the denominator already counts the tokens of all of them.
     accelerator.backward(loss * accelerator.num_processes)
     return {**actor_metrics, **critic_metrics, "policy/entropy_sum": entropy.detach().double()}
+
+
+def _replay(
+    accelerator: Accelerator, model: nn.Module, prompts: Sequence[Prompt], stage: Stage
+) -> dict[str, Tensor]:
+    """Add the gradient of the supervised loss, per token over all ranks."""
+    policy: TokenLM = accelerator.unwrap_model(model)
+    ids, attention, prompt_length, mask = supervised_batch(policy, prompts)
+    output = model(ids, attention, prompt_length=prompt_length, direction=prompts[0].direction)
+    loss = -masked_sum(output.logprobs, mask)
+    denominator = global_count(accelerator, mask)
+    accelerator.backward(stage.replay_coef * loss / denominator * accelerator.num_processes)
+    return {"replay/loss_sum": loss.detach().double(), "replay/tokens": mask.sum().double()}
 
 
 def _every_nth_prompt(experience: Experience, first: int, n: int) -> Experience:
