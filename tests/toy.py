@@ -58,6 +58,7 @@ STAGES = (
         max_words=3,
         warmup_steps=2,
         learning_rate=2e-3,
+        replay_prompts=4,
     ),
 )
 SETTINGS = RunSettings(seed=3, micro_prompts=2, checkpoint_every=2, keep_checkpoints=2)
@@ -164,6 +165,7 @@ def make_trainer(run: Path, store: FeatureStore, **replaced: Any) -> Trainer:
         "reward": Likes(),
         "judge": Even(),
         "prompts": {stage.name: store.select(stage.prompts) for stage in stages},
+        "warm_up": store.select("split = 'rl'"),
         "evaluation_prompts": {
             direction: all_prompts(evaluation, direction, image_size=SIDE) for direction in ("text", "image")
         },

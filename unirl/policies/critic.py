@@ -26,7 +26,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.value.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return float32 (B, T) values, in reward units, of hidden states (B, T, D)."""
-        features = nn.functional.gelu(self.hidden(self.norm(hidden.detach().float())))
+        """Return (B, T) values, in reward units, of hidden states (B, T, D), in the critic's own dtype."""
+        features = nn.functional.gelu(self.hidden(self.norm(hidden.detach().to(self.value.weight.dtype))))
         values: Tensor = self.value(features)
         return values.squeeze(-1)

@@ -120,11 +120,15 @@ def make_experience(
         which the caller can tell how far trainer and engine agree.
 
     Raises:
-        RewardError: If no sample of any rank has a score.
+        RewardError: If no sample of any rank has a score, or their number is not that of the samples.
     """
     outputs = [score_tokens(policy, rollout) for rollout in rollouts]
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for rollout, output, score in zip(rollouts, outputs, scores, strict=True):
+        if len(score.total) != len(rollout.input_ids):
+            raise RewardError(
+                f"the reward gave {len(score.total)} scores for {len(rollout.input_ids)} samples"
+            )
         ref_logprobs = score_tokens(reference, rollout).logprobs
         total = torch.from_numpy(score.total).float().to(ref_logprobs.device)
         mask = scored_mask(rollout.response_mask, total)
