@@ -30,7 +30,7 @@ class NumbersData:
 
     num_sft: int = 3000
     num_rl: int = 1500
-    num_eval: int = 400
+    num_eval: int = 800
     num_held_out: int = 9
     """Numbers that are held out, each of another tens digit."""
 
@@ -63,16 +63,17 @@ def numbers(*, seed: int = 0) -> Recipe:
         warm_up_rows="split = 'sft'",
         reward_rows="split IN ('sft', 'rl')",
         evaluation_rows="split = 'eval' AND held_out",
+        num_evaluation_prompts=400,
         stages=(
             Stage(
                 name="text",
                 direction="text",
                 prompts="split = 'rl'",
-                steps=60,
+                steps=90,
                 prompts_per_step=32,
                 group_size=4,
                 max_words=5,
-                learning_rate=2e-4,
+                learning_rate=3e-4,
                 updates_per_step=1,
                 lam=1.0,
                 kl_coef=0.05,
@@ -82,14 +83,14 @@ def numbers(*, seed: int = 0) -> Recipe:
                 name="image",
                 direction="image",
                 prompts="split = 'rl'",
-                steps=70,
+                steps=80,
                 learning_rate=3e-4,
                 max_words=5,
                 lam=1.0,
-                replay_prompts=16,
+                replay_prompts=8,
             ),
         ),
-        reward=RewardTraining(steps=350),
+        reward=RewardTraining(steps=320),
         settings=RunSettings(seed=seed),
     )
 

@@ -136,6 +136,7 @@ def train_policy(
             policy,
             _captioned(view, training, seed),
             steps=training.steps,
+            text_fraction=training.text_fraction,
             learning_rate=training.learning_rate,
             on_step=lambda step, loss: bar.update(step + 1, {"loss": loss}),
         )

@@ -49,6 +49,8 @@ class SupervisedTraining:
     config: PolicyConfig = field(default_factory=PolicyConfig)
     steps: int = 400
     batch_size: int = 64
+    text_fraction: float = 0.125
+    """Share of each batch that is learnt from picture to words as well as from words to picture."""
     learning_rate: float = 5e-3
 
 

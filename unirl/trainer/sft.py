@@ -50,7 +50,7 @@ def train_supervised(
     batches: Iterable[Sequence[Prompt]],
     *,
     steps: int,
-    text_fraction: float = 0.25,
+    text_fraction: float = 0.125,
     learning_rate: float = 2e-3,
     weight_decay: float = 0.05,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
