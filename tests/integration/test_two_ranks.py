@@ -1,0 +1,83 @@
+"""Two CPU processes over gloo do what one process does."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+ACCELERATE = (
+    *("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
+)
+
+pytestmark = pytest.mark.slow
+
+
+def assert_close_run(toy: SimpleNamespace, left: Path, right: Path) -> None:
+    for line, other in zip(toy.metrics_of(left), toy.metrics_of(right), strict=True):
+        assert line.keys() == other.keys()
+        for name, value in line.items():
+            assert value == pytest.approx(other[name], abs=1e-5), (line["step"], name)
+    rows, others = toy.experience_of(left), toy.experience_of(right)
+    assert rows.keys() == others.keys()
+    for key, row in rows.items():
+        for name, value in row.items():
+            assert value == pytest.approx(others[key][name], abs=1e-5), (key, name)
+    weights, expected = toy.weights_of(left), toy.weights_of(right)
+    for name, value in weights.items():
+        if name.startswith("policy/"):
+            torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_two_ranks_give_the_losses_and_rows_of_one(
+    launch_toy_run: Launch, whole_run: Path, toy: SimpleNamespace, tmp_path: Path, launcher: tuple[str, ...]
+) -> None:
+    done = launch_toy_run(launcher, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert_close_run(toy, tmp_path / "run", whole_run)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    toy_run: Callable[..., tuple[int | None, str]],
+    launch_toy_run: Launch,
+    whole_run: Path,
+    toy: SimpleNamespace,
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    assert toy_run(run, "--kill-at", "390")[0] != 0
+    before = len(toy.metrics_of(run))
+    assert 2 < before < 11
+    done = launch_toy_run(TORCHRUN, run)
+    assert done.returncode == 0, done.stderr
+    assert_close_run(toy, run, whole_run)
+
+
+def test_a_wrong_setting_ends_all_ranks_soon_and_is_said(launch_toy_run: Launch, tmp_path: Path) -> None:
+    started = time.monotonic()
+    done = launch_toy_run(TORCHRUN, tmp_path / "run", "--prompts-per-step", "6")
+    assert done.returncode != 0
+    assert "prompts_per_step 6 is not a multiple of 2 ranks x micro_prompts 2 = 4" in done.stderr
+    assert time.monotonic() - started < 120
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_fsdp_09_the_first_error_of_one_rank_ends_both(
+    launch_toy_run: Launch, tmp_path: Path, rank: int
+) -> None:
+    """The log shows the cause, not a time-out of the rank that waited."""
+    started = time.monotonic()
+    done = launch_toy_run(TORCHRUN, tmp_path / "run", "--fail-on-rank", str(rank))
+    assert done.returncode != 0
+    assert "the reward broke on sample toy/07" in done.stderr
+    assert time.monotonic() - started < 120
