@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipes.worlds.handwriting import all_captions, write_numbers
+from recipes.worlds.handwriting import DigitPools, all_captions, write_numbers
 from recipes.worlds.handwriting_judge import DigitJudge
 from unirl.cli import main
 from unirl.trainer.recipe import Recipe, RewardTraining
@@ -32,7 +32,9 @@ class NumbersData:
     num_rl: int = 1500
     num_eval: int = 800
     num_held_out: int = 9
-    """Numbers that are held out, each of another tens digit."""
+    """Numbers that are held out, spread over the tens digits."""
+    pools: DigitPools = field(default_factory=lambda: DigitPools(judge=600, sft=150, rl=750))
+    """The warm-up sees few hands and RL many: that is what there is to learn from a reward."""
 
     def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:
         """Write the files, unless they are there, and return the two folders and the tar."""
@@ -43,6 +45,7 @@ class NumbersData:
             num_rl=self.num_rl,
             num_eval=self.num_eval,
             num_held_out=self.num_held_out,
+            pools=self.pools,
         )
         return [files.sft, files.rl, files.eval]
 
@@ -52,7 +55,7 @@ class NumbersData:
 
     def judge(self, *, seed: int) -> Judge:
         """Return the classifier that was fitted on the judge's own digits."""
-        return DigitJudge(seed)
+        return DigitJudge(seed, pools=self.pools)
 
 
 def numbers(*, seed: int = 0) -> Recipe:
@@ -60,6 +63,7 @@ def numbers(*, seed: int = 0) -> Recipe:
     return Recipe(
         name="numbers",
         data=NumbersData(),
+        tokenizer_rows="split IN ('sft', 'rl')",
         warm_up_rows="split = 'sft'",
         reward_rows="split IN ('sft', 'rl')",
         evaluation_rows="split = 'eval' AND held_out",
@@ -91,7 +95,7 @@ def numbers(*, seed: int = 0) -> Recipe:
             ),
         ),
         reward=RewardTraining(steps=320),
-        settings=RunSettings(seed=seed),
+        settings=RunSettings(seed=seed, evaluate_every=30),
     )
 
 

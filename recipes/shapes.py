@@ -49,6 +49,7 @@ def shapes(*, seed: int = 0) -> Recipe:
     return Recipe(
         name="shapes",
         data=ShapesData(),
+        tokenizer_rows="split IN ('sft', 'rl')",
         warm_up_rows="split = 'sft'",
         reward_rows="split IN ('sft', 'rl')",
         evaluation_rows="split = 'eval' AND held_out",

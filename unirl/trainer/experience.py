@@ -18,9 +18,10 @@ from unirl.trainer.collect import response_texts
 from unirl.trainer.evaluate import Evaluation
 from unirl.types import Experience, Sample
 
-__all__ = ["ExperienceLog", "evaluation_rows", "experience_rows"]
+__all__ = ["ExperienceLog", "Row", "evaluation_rows", "experience_rows"]
 
 Row = dict[str, Any]
+"""Columns of one sample by name, with its `key`, its `blob` and its tensors."""
 FLOATS = ("reward", "judge", "advantage", "kl")
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from storage import View
-from unirl.algorithms import AdaptiveKL, add_metrics, kl_k1, learning_rate_factor, mean_metrics, token_metrics
+from unirl.algorithms import AdaptiveKL, add_metrics, learning_rate_factor, mean_metrics
 from unirl.errors import ConfigError, RolloutError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.token_lm import PolicyOutput, TokenLM
@@ -26,14 +25,15 @@ from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_ch
 from unirl.trainer.collect import make_experience, roll_out, samples_of
 from unirl.trainer.distributed import gather_rows, reduce_metrics
 from unirl.trainer.evaluate import Evaluation, evaluate_policy
-from unirl.trainer.experience import ExperienceLog, evaluation_rows, experience_rows
+from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
 from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.preemption import StopRequest
 from unirl.trainer.prompts import PromptSource
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage, check_stages
+from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics
 from unirl.trainer.update import update_policy
-from unirl.types import Direction, Experience, Judge, Prompt, Reward, Rollout, Scores
+from unirl.types import Direction, Experience, Judge, Prompt, Reward, Rollout, Sample, Scores
 
 __all__ = ["Progress", "StopAsked", "Trainer"]
 
@@ -167,28 +167,14 @@ class Trainer:
 
     def _step(self, stage: Stage) -> dict[str, float]:
         """One rollout and one update phase; returns the metrics over all ranks."""
-        index, step = self.position.stage, self.position.step + 1
-        self._set_learning_rates(stage)
+        controller = self.kl[self.position.stage]
         times: dict[str, float] = {}
-        prompts = self.sources[index].next()
-        first_prompt = self.accelerator.process_index * len(prompts)
-        with _clock(times, "rollout_s"):
-            rollouts = roll_out(
-                self.engine,
-                prompts,
-                group_size=stage.group_size,
-                length=self.policy.max_response_length(stage.direction, stage.max_words),
-                temperature=stage.temperature,
-                seeds=[(self.settings.seed, step, first_prompt + i) for i in range(len(prompts))],
-                micro_prompts=self.settings.micro_prompts,
-                policy_version=step - 1,
-            )
-            samples = [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
-        with _clock(times, "reward_s"):
-            scores = _split(
-                self.reward.score([s for part in samples for s in part]), [len(s) for s in samples]
-            )
-        with _clock(times, "experience_s"):
+        self._set_learning_rates(stage)
+        with clock(times, "rollout_s"):
+            rollouts, samples = self._roll_out(stage)
+        with clock(times, "reward_s"):
+            scores = _split(self.reward.score([s for part in samples for s in part]), samples)
+        with clock(times, "experience_s"):
             experiences, outputs = make_experience(
                 self.accelerator,
                 self.policy,
@@ -196,46 +182,79 @@ class Trainer:
                 rollouts,
                 scores,
                 stage,
-                kl_coef=self.kl[index].value,
+                kl_coef=controller.value,
             )
-            seen = add_metrics([_rollout_metrics(*part) for part in zip(experiences, outputs, strict=True)])
-        with _clock(times, "update_s"):
-            replay = self.replays[index]
-            learnt = replay.next() if replay else []
+            seen = self._look(stage, experiences, outputs)
+        with clock(times, "update_s"):
+            replay = self.replays[self.position.stage]
             updated = update_policy(
-                self.accelerator, self.model, self.optimizer, experiences, stage, replay=learnt
+                self.accelerator,
+                self.model,
+                self.optimizer,
+                experiences,
+                stage,
+                replay=replay.next() if replay else (),
             )
-        with _clock(times, "log_s"):
-            labels: dict[str, str | int] = {"stage": stage.name, "step": step, "policy_version": step - 1}
-            rows = [
-                row
-                for i, (experience, part) in enumerate(zip(experiences, samples, strict=True))
-                for row in experience_rows(
-                    self.policy,
-                    experience,
-                    part,
-                    labels,
-                    first_prompt=first_prompt + i * self.settings.micro_prompts,
-                )
-            ]
-            rows = gather_rows(self.accelerator, rows)
-            if self.experience is not None:
-                self.experience.write(rows, message=f"stage {stage.name}, step {step}")
-        metrics = mean_metrics(reduce_metrics(self.accelerator, {**seen, **updated}))
-        if self.position.stage_step == 0:
-            self._check_agreement(stage, metrics["rollout/logprob_gap_max"])
-        metrics |= _row_metrics(rows) | {f"time/{name}": value for name, value in times.items()}
-        metrics["kl/coef"] = self.kl[index].value
-        self.kl[index] = self.kl[index].update(metrics["kl/reference"], stage.samples_per_step)
+        with clock(times, "log_s"):
+            rows = self._remember(stage, experiences, samples)
+        metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)})
+        metrics |= row_metrics(rows) | {f"time/{name}": value for name, value in times.items()}
+        metrics["kl/coef"] = controller.value
+        self.kl[self.position.stage] = controller.update(metrics["kl/reference"], stage.samples_per_step)
         return metrics
 
-    def _check_agreement(self, stage: Stage, gap: float) -> None:
-        if gap > self.settings.max_logprob_gap:
+    def _roll_out(self, stage: Stage) -> tuple[list[Rollout], list[list[Sample]]]:
+        """This rank's share of the next prompts, sampled from and turned into what a reward sees."""
+        prompts = self.sources[self.position.stage].next()
+        step, first = self.position.step + 1, self._first_prompt(len(prompts))
+        rollouts = roll_out(
+            self.engine,
+            prompts,
+            group_size=stage.group_size,
+            length=self.policy.max_response_length(stage.direction, stage.max_words),
+            temperature=stage.temperature,
+            seeds=[(self.settings.seed, step, first + i) for i in range(len(prompts))],
+            micro_prompts=self.settings.micro_prompts,
+            policy_version=self.position.step,
+        )
+        return rollouts, [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
+
+    def _look(
+        self, stage: Stage, experiences: Sequence[Experience], outputs: Sequence[PolicyOutput]
+    ) -> dict[str, Tensor]:
+        """Metric sums before the update, over all ranks; refuses to train on another policy's samples."""
+        parts = [rollout_metrics(*part) for part in zip(experiences, outputs, strict=True)]
+        seen = reduce_metrics(self.accelerator, add_metrics(parts))
+        gap, allowed = float(seen["rollout/logprob_gap_max"]), self.settings.max_logprob_gap
+        if self.position.stage_step == 0 and gap > allowed:
             raise RolloutError(
                 f"stage {stage.name}, first step: rollout and trainer differ by {gap:.2g} nats on a token, "
-                f"allowed are {self.settings.max_logprob_gap:.2g}; the usual causes are another temperature, "
-                "other padding, dropout, or weights that were not synced"
+                f"allowed are {allowed:.2g}; the usual causes are another temperature, other padding, "
+                "dropout, or weights that were not synced"
             )
+        return seen
+
+    def _remember(
+        self, stage: Stage, experiences: Sequence[Experience], samples: Sequence[Sequence[Sample]]
+    ) -> list[Row]:
+        """Write the samples of all ranks to the experience store; returns their rows."""
+        step = self.position.step + 1
+        labels: dict[str, str | int] = {"stage": stage.name, "step": step, "policy_version": step - 1}
+        size = self.settings.micro_prompts
+        first = self._first_prompt(size * len(experiences))
+        mine = [
+            row
+            for i, (experience, part) in enumerate(zip(experiences, samples, strict=True))
+            for row in experience_rows(self.policy, experience, part, labels, first_prompt=first + i * size)
+        ]
+        rows = gather_rows(self.accelerator, mine)
+        if self.experience is not None:
+            self.experience.write(rows, message=f"stage {stage.name}, step {step}")
+        return rows
+
+    def _first_prompt(self, prompts_per_rank: int) -> int:
+        """Number within the step, over all ranks, of this rank's first prompt."""
+        return int(self.accelerator.process_index * prompts_per_rank)
 
     def _after_step(self, stage: Stage, stop: StopRequest) -> None:
         done, every = self.position.stage_step, self.settings.evaluate_every
@@ -353,51 +372,13 @@ class Trainer:
         )
 
 
-@contextmanager
-def _clock(times: dict[str, float], name: str) -> Iterator[None]:
-    started = time.perf_counter()
-    yield
-    times[name] = time.perf_counter() - started
-
-
-def _split(scores: Scores, sizes: Sequence[int]) -> list[Scores]:
-    """Cut scores of many samples into one part for each micro-batch."""
-    ends = np.cumsum(sizes)
+def _split(scores: Scores, samples: Sequence[Sequence[Sample]]) -> list[Scores]:
+    """Cut the scores of all samples into one part for each micro-batch."""
+    ends = np.cumsum([len(part) for part in samples])
     return [
-        replace(
-            scores,
-            total=scores.total[end - size : end],
-            components={name: part[end - size : end] for name, part in scores.components.items()},
+        Scores(
+            total=scores.total[end - len(part) : end],
+            components={name: values[end - len(part) : end] for name, values in scores.components.items()},
         )
-        for end, size in zip(ends, sizes, strict=True)
+        for end, part in zip(ends, samples, strict=True)
     ]
-
-
-def _rollout_metrics(experience: Experience, output: PolicyOutput) -> dict[str, Tensor]:
-    """What the rollout shows before the update: divergence, entropy, agreement of engine and trainer."""
-    rollout: Rollout = experience.rollout
-    direction = rollout.prompts[0].direction
-    mask = experience.loss_mask
-    divergence = kl_k1(rollout.old_logprobs, experience.ref_logprobs)
-    gap = (output.logprobs - rollout.old_logprobs).abs()
-    return {
-        **token_metrics("kl", mask, sums={"reference": divergence}),
-        **token_metrics("entropy", mask, sums={direction: output.entropy}),
-        **token_metrics("rollout", mask, sums={"logprob_gap": gap}, extremes={"logprob_gap": gap}),
-    }
-
-
-def _row_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over the samples of all ranks; rewards without the samples that could not be scored."""
-    names = ["reward", *(name for name in rows[0] if name.startswith("reward/"))]
-    columns = {name: np.array([row[name] for row in rows]) for name in names}
-    known = {name: values[~np.isnan(values)] for name, values in columns.items()}
-    metrics = {
-        ("reward/mean" if name == "reward" else name): float(values.mean()) if len(values) else float("nan")
-        for name, values in known.items()
-    }
-    metrics["reward/std"] = float(known["reward"].std()) if len(known["reward"]) else float("nan")
-    metrics["reward/unscored_fraction"] = 1.0 - len(known["reward"]) / len(rows)
-    metrics["rollout/length"] = float(np.mean([row["num_tokens"] for row in rows]))
-    metrics["rollout/truncated_fraction"] = float(np.mean([row["truncated"] for row in rows]))
-    return metrics

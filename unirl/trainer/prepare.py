@@ -46,7 +46,7 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
     _once(
         models / "tokenizer",
         lambda out: train_tokenizer(
-            store, out, where=recipe.warm_up_rows, training=recipe.tokenizer, seed=seed
+            store, out, where=recipe.tokenizer_rows, training=recipe.tokenizer, seed=seed
         ),
     )
     tokenizer = ImageTokenizer.load(models / "tokenizer")

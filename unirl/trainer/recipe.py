@@ -70,8 +70,10 @@ class Recipe:
 
     name: str
     data: Data
+    tokenizer_rows: str
+    """SQL condition: pictures that the image tokenizer is trained on. Captions are not looked at."""
     warm_up_rows: str
-    """SQL condition: what tokenizer and policy are warmed up on."""
+    """SQL condition: pictures with captions that the policy is warmed up on."""
     reward_rows: str
     """SQL condition: what the reward model is trained on."""
     evaluation_rows: str

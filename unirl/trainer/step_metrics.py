@@ -1,0 +1,58 @@
+"""What one step of the loop says about itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from unirl.algorithms import kl_k1, token_metrics
+from unirl.policies.token_lm import PolicyOutput
+from unirl.types import Experience
+
+__all__ = ["clock", "rollout_metrics", "row_metrics"]
+
+
+@contextmanager
+def clock(times: dict[str, float], name: str) -> Iterator[None]:
+    """Note the seconds that a block takes, under a name."""
+    started = time.perf_counter()
+    yield
+    times[name] = time.perf_counter() - started
+
+
+def rollout_metrics(experience: Experience, output: PolicyOutput) -> dict[str, Tensor]:
+    """Metric sums before the update: divergence, entropy, agreement of engine and trainer.
+
+    Args:
+        experience: One micro-batch.
+        output: What the policy says of its tokens with the weights that they were sampled with.
+    """
+    rollout, mask = experience.rollout, experience.loss_mask
+    divergence = kl_k1(rollout.old_logprobs, experience.ref_logprobs)
+    gap = (output.logprobs - rollout.old_logprobs).abs()
+    return {
+        **token_metrics("kl", mask, sums={"reference": divergence}),
+        **token_metrics("entropy", mask, sums={rollout.prompts[0].direction: output.entropy}),
+        **token_metrics("rollout", mask, sums={"logprob_gap": gap}, extremes={"logprob_gap": gap}),
+    }
+
+
+def row_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over experience rows; rewards without the samples that could not be scored."""
+    names = ["reward", *(name for name in rows[0] if name.startswith("reward/"))]
+    columns = {name: np.array([row[name] for row in rows]) for name in names}
+    known = {name: values[~np.isnan(values)] for name, values in columns.items()}
+    metrics = {
+        ("reward/mean" if name == "reward" else name): float(values.mean()) if len(values) else float("nan")
+        for name, values in known.items()
+    }
+    metrics["reward/std"] = float(known["reward"].std()) if len(known["reward"]) else float("nan")
+    metrics["reward/unscored_fraction"] = 1.0 - len(known["reward"]) / len(rows)
+    metrics["rollout/length"] = float(np.mean([row["num_tokens"] for row in rows]))
+    metrics["rollout/truncated_fraction"] = float(np.mean([row["truncated"] for row in rows]))
+    return metrics
