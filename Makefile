@@ -26,6 +26,10 @@ help: ## Show this list
 
 install: $(STAMP) ## Make .venv and install everything into it
 
+# glibc would hand large blocks back to the system at every free and ask for them again: a sixth of the time.
+demo bench-%: export MALLOC_MMAP_MAX_ := 0
+demo bench-%: export MALLOC_TRIM_THRESHOLD_ := 2147483647
+
 demo: $(STAMP) ## Real handwriting: files, store, tokenizer, policy, reward, staged RL, report (RUN=runs/demo)
 	$(BIN)/python -m recipes.numbers --run $(RUN)
 

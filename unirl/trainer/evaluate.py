@@ -50,7 +50,7 @@ def evaluate_policy(
     *,
     seed: int,
     max_words: int,
-    micro_prompts: int = 32,
+    micro_prompts: int = 128,
 ) -> Evaluation:
     """Sample once from each prompt at temperature 1 and score; ranks share the work.
 
