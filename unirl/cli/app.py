@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("unirl").setLevel(os.environ.get("UNIRL_LOG", "INFO").upper())
     try:
-        app(args=None if arguments is None else list(arguments))
+        app(args=None if arguments is None else list(arguments), prog_name="unirl")
     except (UniRLError, StorageError, DataError) as error:
         logging.getLogger("unirl").debug("the traceback of the error below", exc_info=True)
         typer.echo(f"error: {error}", err=True)

@@ -5,7 +5,6 @@ torch and transformers take seconds to import, so these commands import them whe
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -46,10 +45,9 @@ def train(
 
 def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
     """Go on with a run that was stopped or killed, with the settings it was started with."""
-    record = run / "run.json"
-    if not record.is_file():
-        raise ConfigError(f"{run}: no run.json, so there is no run to go on with")
-    started = json.loads(record.read_text())
+    from unirl.trainer.run_directory import RunDirectory
+
+    started = RunDirectory(run).read()
     _run(_recipe(started["recipe"], started["seed"], started["assignments"]), run, started["assignments"])
 
 

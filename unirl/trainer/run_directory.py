@@ -43,7 +43,7 @@ class RunDirectory:
         """
         if not self.record_path.exists():
             return
-        before = json.loads(self.record_path.read_text())
+        before = self.read()
         now = {"recipe": recipe, "config": json.loads(json.dumps(config)), "seed": seed}
         found, wanted = _flat({name: before[name] for name in now}), _flat(now)
         for name in sorted({*found, *wanted}):
@@ -78,13 +78,31 @@ class RunDirectory:
 
     def record_store(self, store: Path, snapshot: int) -> None:
         """Note which snapshot of the data the run trains on; one that is noted already stays."""
-        record = json.loads(self.record_path.read_text())
+        record = self.read()
         if record["snapshot"] is None:
             write_json(self.record_path, {**record, "store": str(store), "snapshot": snapshot})
 
     def snapshot(self) -> int:
         """The snapshot of the data that the run trains on."""
-        return int(json.loads(self.record_path.read_text())["snapshot"])
+        return int(self.read()["snapshot"])
+
+    def read(self) -> dict[str, Any]:
+        """What `run.json` says.
+
+        Raises:
+            ConfigError: If there is none, or it is damaged.
+        """
+        try:
+            record: dict[str, Any] = json.loads(self.record_path.read_text())
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path}: no {self.record_path.name}, so there is no run to go on with"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.record_path}: cannot be read ({error}); restore it or name another directory"
+            ) from error
+        return record
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

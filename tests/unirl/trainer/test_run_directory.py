@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unirl.errors import ConfigError
+from unirl.trainer.run_directory import RunDirectory, write_json
+
+CONFIG: dict[str, Any] = {
+    "stages": [{"name": "text", "steps": 3}, {"name": "image", "steps": 4}],
+    "sft": {"config": {"width": 32}},
+    "widths": [1, 2],
+}
+
+
+def record(path: Path, **changes: Any) -> RunDirectory:
+    directory = RunDirectory(path)
+    arguments = {"recipe": "shapes", "config": CONFIG, "seed": 1, "assignments": ["text.steps=3"]} | changes
+    directory.record(**arguments)
+    return directory
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads((path / "run.json").read_text())
+
+
+def test_the_record_lets_somebody_repeat_the_run(tmp_path: Path) -> None:
+    record(tmp_path / "run")
+    found = read(tmp_path / "run")
+    assert found["recipe"] == "shapes" and found["seed"] == 1 and found["config"] == CONFIG
+    assert found["assignments"] == ["text.steps=3"]
+    assert {"python", "torch", "transformers", "accelerate"} <= found["versions"].keys()
+    assert found["command"] and found["created"].endswith("+00:00")
+    assert found["commit"] is None or len(found["commit"]) == 40
+    assert found["snapshot"] is None
+
+
+def test_a_run_that_is_continued_keeps_its_record(tmp_path: Path) -> None:
+    record(tmp_path)
+    before = (tmp_path / "run.json").read_bytes()
+    record(tmp_path, seed=2)
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_the_first_snapshot_stays(tmp_path: Path) -> None:
+    directory = record(tmp_path)
+    directory.record_store(tmp_path / "store", 4)
+    directory.record_store(tmp_path / "store", 9)
+    assert directory.snapshot() == 4
+    assert read(tmp_path)["store"] == str(tmp_path / "store")
+
+
+def test_the_same_settings_are_accepted_tuples_or_lists(tmp_path: Path) -> None:
+    directory = record(tmp_path)
+    directory.check_same(recipe="shapes", config=CONFIG | {"widths": (1, 2)}, seed=1)
+
+
+def test_a_new_directory_takes_any_run(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "new").check_same(recipe="shapes", config=CONFIG, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "numbers"}, r"a run with recipe = 'shapes', asked for 'numbers'"),
+        ({"seed": 2}, r"a run with seed = 1, asked for 2"),
+        (
+            {"config": CONFIG | {"stages": [{"name": "text", "steps": 3}, {"name": "image", "steps": 5}]}},
+            r"a run with config\.stages\.1\.steps = 4, asked for 5",
+        ),
+        (
+            {"config": CONFIG | {"sft": {"config": {"width": 64}}}},
+            r"config\.sft\.config\.width = 32, asked for 64",
+        ),
+        ({"config": CONFIG | {"widths": [1, 2, 4]}}, r"config\.widths\.2 = None, asked for 4"),
+        ({"config": CONFIG | {"extra": True}}, r"config\.extra = None, asked for True"),
+        (
+            {"config": CONFIG | {"stages": [{"name": "text", "steps": 9}, {"name": "image", "steps": 9}]}},
+            r"config\.stages\.0\.steps = 3, asked for 9",
+        ),
+    ],
+)
+def test_another_run_is_refused_by_the_first_setting_that_differs(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    directory = record(tmp_path)
+    arguments = {"recipe": "shapes", "config": CONFIG, "seed": 1} | changes
+    with pytest.raises(ConfigError, match=message) as caught:
+        directory.check_same(**arguments)
+    assert "give the new run another directory" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_record_that_is_no_json_is_said(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"run\.json: cannot be read"):
+        RunDirectory(tmp_path).check_same(recipe="shapes", config=CONFIG, seed=1)
+
+
+def test_a_folder_without_a_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no run\.json, so there is no run to go on with"):
+        RunDirectory(tmp_path / "nothing").read()
+
+
+def test_json_files_are_whole_or_not_there(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": 1})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"a": float("nan")})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
