@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from unirl.errors import ConfigError
+from unirl.trainer.run_directory import new_directory
 
 __all__ = ["encode", "sft", "train_reward", "train_tokenizer"]
 
@@ -46,7 +47,8 @@ def train_tokenizer(
         batch_size=batch_size,
         learning_rate=learning_rate,
     )
-    report = prepare.train_tokenizer(store, _new(out), where=where, training=training, seed=seed)
+    with new_directory(out) as folder:
+        report = prepare.train_tokenizer(store, folder, where=where, training=training, seed=seed)
     typer.echo(
         f"{out}: mean squared error {report.mean_squared_error:.4f}, "
         f"{report.codes_used} of {report.num_codes} codes used"
@@ -80,15 +82,17 @@ def sft(
     from unirl.trainer.recipe import SupervisedTraining
 
     captions = FeatureStore.open(store).select("caption <> ''").column("caption").to_pylist()
-    report = prepare.train_policy(
-        store,
-        _new(out),
-        tokenizer=ImageTokenizer.load(_there(tokenizer)),
-        captions=captions,
-        where=where,
-        training=SupervisedTraining(steps=steps, batch_size=batch_size, learning_rate=learning_rate),
-        seed=seed,
-    )
+    training = SupervisedTraining(steps=steps, batch_size=batch_size, learning_rate=learning_rate)
+    with new_directory(out) as folder:
+        report = prepare.train_policy(
+            store,
+            folder,
+            tokenizer=ImageTokenizer.load(_there(tokenizer)),
+            captions=captions,
+            where=where,
+            training=training,
+            seed=seed,
+        )
     typer.echo(f"{out}: text loss {report.text_loss:.3f}, image loss {report.image_loss:.3f} nats a token")
 
 
@@ -105,24 +109,18 @@ def train_reward(
     """Train a yes/no reward: does this picture show this caption?"""
     from unirl.rewards import train_from_store
 
-    report = train_from_store(
-        store,
-        _new(out),
-        where=where,
-        image_size=(image_size, image_size),
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        seed=seed,
-    )
+    with new_directory(out) as folder:
+        report = train_from_store(
+            store,
+            folder,
+            where=where,
+            image_size=(image_size, image_size),
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            seed=seed,
+        )
     typer.echo(f"{out}: {report.accuracy:.1%} right on pictures held out from training")
-
-
-def _new(path: Path) -> Path:
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{path}: there is something in it; name a new folder for the model")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _there(path: Path) -> Path:

@@ -15,6 +15,7 @@ import typer
 
 from unirl.config import nearest, replace_settings
 from unirl.errors import ConfigError
+from unirl.trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from unirl.trainer.recipe import Recipe
@@ -45,8 +46,6 @@ def train(
 
 def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
     """Go on with a run that was stopped or killed, with the settings it was started with."""
-    from unirl.trainer.run_directory import RunDirectory
-
     started = RunDirectory(run).read()
     _run(_recipe(started["recipe"], started["seed"], started["assignments"]), run, started["assignments"])
 

@@ -7,7 +7,6 @@ there. So a run that was killed goes on with the step that it was in.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,8 +21,9 @@ from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.rewards import train_from_store
 from unirl.trainer.progress import step_bar
-from unirl.trainer.prompts import CODES_COLUMN, select_prompts
+from unirl.trainer.prompts import CODES_COLUMN, select_prompts, select_rows
 from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
+from unirl.trainer.run_directory import new_directory
 from unirl.trainer.sft import SupervisedReport, train_supervised
 from unirl.trainer.tokenizer import TokenizerReport, train_image_tokenizer
 from unirl.types import Prompt
@@ -75,7 +75,7 @@ def train_tokenizer(
     store: Path, out: Path, *, where: str, training: TokenizerTraining, seed: int
 ) -> TokenizerReport:
     """Train an image tokenizer on the pictures of a store and save it."""
-    view = FeatureStore.open(store).select(where)
+    view = select_rows(FeatureStore.open(store), where)
     batches = (_pixels(batch.images) for batch in _pictures(view, training, seed))
     with step_bar("image tokenizer", training.steps) as bar:
         tokenizer, report = train_image_tokenizer(
@@ -170,11 +170,8 @@ def _once(path: Path, build: Callable[[Path], object]) -> None:
     if path.is_dir():
         log.info("%s is there", path)
         return
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    build(partial)
-    partial.rename(path)
+    with new_directory(path) as partial:
+        build(partial)
 
 
 def _pictures(view: View, training: TokenizerTraining, seed: int) -> Iterator[Batch]:

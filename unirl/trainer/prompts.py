@@ -11,17 +11,22 @@ from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import uint8_from_pixels
 from unirl.types import Direction, Prompt
 
-__all__ = ["PromptSource", "all_prompts", "prompts_from_batch", "select_prompts"]
+__all__ = ["PromptSource", "all_prompts", "prompts_from_batch", "select_prompts", "select_rows"]
 
 CODES_COLUMN = "image_codes"
 
 
 def select_prompts(store: FeatureStore, condition: str) -> View:
-    """Return the rows that a stage trains on, and say what is missing if there are none."""
+    """Return the rows that a stage trains on; without codes, or without rows, say what is missing."""
     if CODES_COLUMN not in store.tensor_columns:
         raise ConfigError(
             f"{store.path}: no tensor column {CODES_COLUMN!r}; run `unirl tokenizer encode` first"
         )
+    return select_rows(store, condition)
+
+
+def select_rows(store: FeatureStore, condition: str) -> View:
+    """Return the rows that fit a condition; none at all is an error."""
     view = store.select(condition)
     if not len(view):
         raise ConfigError(f"{store.path}: no row where {condition}; see `unirl info {store.path}`")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 from unirl.errors import ConfigError
 
-__all__ = ["RunDirectory", "write_json"]
+__all__ = ["RunDirectory", "new_directory", "write_json"]
 
 PACKAGES = ("unirl", "torch", "transformers", "accelerate", "pyarrow", "lmdb", "duckdb", "pillow", "numpy")
 
@@ -24,6 +26,25 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
     partial.rename(path)
+
+
+@contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Give a directory to fill that gets its name when the block ends, and is removed if it fails.
+
+    Raises:
+        ConfigError: If there is something under that name already.
+    """
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise ConfigError(f"{path}: there is something in it; name a new folder for the model")
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 class RunDirectory:

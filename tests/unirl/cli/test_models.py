@@ -24,6 +24,7 @@ def unirl(capsys: pytest.CaptureFixture[str]) -> Unirl:
     """Call the command line; returns exit code, output and error output."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
         said = capsys.readouterr()
@@ -111,10 +112,9 @@ def test_a_condition_that_selects_nothing_is_said(
     assert not (tmp_path / "out").exists()
 
 
-def test_pictures_of_another_size_than_the_tokenizers_are_scaled(
-    unirl: Unirl, toy_store: FeatureStore, toy: SimpleNamespace, tmp_path: Path
+def test_a_size_that_does_not_fit_the_patch_is_said(
+    unirl: Unirl, toy_store: FeatureStore, tmp_path: Path
 ) -> None:
-    """`image_codes` of another tokenizer are not taken for its own."""
     code, _, said = unirl("tokenizer", "train", toy_store.path, "--out", tmp_path / "t", "--image-size", 30)
     assert code == 1
     assert said.startswith("error: image_size 30 is not a multiple of 4")

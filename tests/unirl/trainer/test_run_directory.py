@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unirl.errors import ConfigError
-from unirl.trainer.run_directory import RunDirectory, write_json
+from unirl.trainer.run_directory import RunDirectory, new_directory, write_json
 
 CONFIG: dict[str, Any] = {
     "stages": [{"name": "text", "steps": 3}, {"name": "image", "steps": 4}],
@@ -111,3 +111,28 @@ def test_json_files_are_whole_or_not_there(tmp_path: Path) -> None:
         write_json(tmp_path / "x.json", {"a": float("nan")})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_new_directory_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "models" / "policy"
+    with pytest.raises(KeyError), new_directory(path) as folder:
+        (folder / "half.txt").write_text("half")
+        raise KeyError
+    assert list((tmp_path / "models").iterdir()) == []
+    (tmp_path / "models" / ".policy.partial").mkdir()
+    (tmp_path / "models" / ".policy.partial" / "leftover").write_text("of a kill")
+    with new_directory(path) as folder:
+        assert not path.exists()
+        (folder / "whole.txt").write_text("whole")
+    assert [file.name for file in path.iterdir()] == ["whole.txt"]
+    assert list((tmp_path / "models").iterdir()) == [path]
+
+
+def test_an_empty_directory_may_be_there_and_a_full_one_not(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with new_directory(tmp_path / "empty") as folder:
+        (folder / "a").write_text("a")
+    assert (tmp_path / "empty" / "a").is_file()
+    for taken in (tmp_path / "empty", tmp_path / "empty" / "a"):
+        with pytest.raises(ConfigError, match="there is something in it"), new_directory(taken):
+            pass
