@@ -68,7 +68,7 @@ def test_a_wrong_setting_ends_all_ranks_soon_and_is_said(launch_toy_run: Launch,
     done = launch_toy_run(TORCHRUN, tmp_path / "run", "--prompts-per-step", "6")
     assert done.returncode != 0
     assert "prompts_per_step 6 is not a multiple of 2 ranks x micro_prompts 2 = 4" in done.stderr
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 300
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -80,4 +80,4 @@ def test_fsdp_09_the_first_error_of_one_rank_ends_both(
     done = launch_toy_run(TORCHRUN, tmp_path / "run", "--fail-on-rank", str(rank))
     assert done.returncode != 0
     assert "the reward broke on sample toy/07" in done.stderr
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 300
