@@ -94,6 +94,7 @@ def train_tokenizer(
 def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int = 128) -> None:
     """Add the codes of every picture as a tensor column, for rows that have none yet."""
     opened = FeatureStore.open(store)
+    dtype = np.int16 if tokenizer.num_codes <= 2**15 else np.int32
 
     def codes(view: View) -> np.ndarray:
         field = ImageField(size=(tokenizer.image_size, tokenizer.image_size))
@@ -107,11 +108,11 @@ def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int =
         )
         return np.concatenate(
             [tokenizer.encode(_pixels(batch.images)).cpu().numpy() for batch in loader]
-        ).astype(np.int16)
+        ).astype(dtype)
 
     if not _is_encoded(opened):
         opened.add_column(
-            CODES_COLUMN, codes, dtype="int16", shape=(tokenizer.grid_size**2,), message="image codes"
+            CODES_COLUMN, codes, dtype=dtype, shape=(tokenizer.grid_size**2,), message="image codes"
         )
 
 
