@@ -29,7 +29,6 @@ from unirl.errors import ConfigError
 
 __all__ = ["Picture", "WorldFiles", "world_files", "write_world"]
 
-SPLITS = ("sft", "rl", "eval")
 _PARAMETERS = "world.json"
 _logger = logging.getLogger("unirl.recipes.worlds")
 

@@ -32,8 +32,6 @@ __all__ = ["encode_pictures", "prepare_run", "train_policy", "train_reward", "tr
 
 log = logging.getLogger("unirl.trainer.prepare")
 
-FIRST_FEW = 256
-
 
 def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
     """Make, or find finished, everything that the RL stages of a recipe need under `run`."""
@@ -110,7 +108,7 @@ def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int =
             [tokenizer.encode(_pixels(batch.images)).cpu().numpy() for batch in loader]
         ).astype(dtype)
 
-    if not _is_encoded(opened):
+    if any(CODES_COLUMN not in part.tensors for part in opened.snapshot.parts):
         opened.add_column(
             CODES_COLUMN, codes, dtype=dtype, shape=(tokenizer.grid_size**2,), message="image codes"
         )
@@ -221,7 +219,3 @@ def _pixels(images: Tensor | None) -> Tensor:
     if images is None:
         raise RuntimeError("the loader was asked for pictures and gave none")
     return images
-
-
-def _is_encoded(store: FeatureStore) -> bool:
-    return all(CODES_COLUMN in part.tensors for part in store.snapshot.parts)
