@@ -6,11 +6,10 @@ workers.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
-import math
 import os
 from array import array
+from bisect import bisect_left
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,9 @@ __all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "SortedHashes", "encode_key"
 NO_BLOB = -1
 _LMDB_MAX_KEY_BYTES = 511
 _RUN_ROWS = 1 << 16
+_RANGE_HASHES = 16
+_FIRST_SLOT_BITS = 12
+_SLOTS_PER_KEY = 8
 
 _SCHEMA = pa.schema(
     [
@@ -70,13 +72,15 @@ def lmdb_key(key: bytes) -> bytes:
 
 
 class KeyTableWriter:
-    """Collects the keys of one part. Key text goes to a file; memory holds about 40 bytes a row."""
+    """Collects the keys of one part. Key text goes to a file; memory holds about 50 bytes a row."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
         self._file = spool.open("xb+")
         self._ends = array("q", [0])
         self._hashes = array("Q")
+        self._slots = bytearray(1 << _FIRST_SLOT_BITS)
+        self._slot_shift = 64 - _FIRST_SLOT_BITS
         self._recent: dict[int, int] = {}
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
         self._collided: dict[bytes, int] = {}
@@ -86,17 +90,24 @@ class KeyTableWriter:
 
     def add(self, key: bytes, key_hash: int) -> None:
         """Append a key that `find` does not know."""
-        if next(iter(self._candidates(key_hash)), None) is not None:
-            self._collided[key] = len(self)
-        self._recent[key_hash] = len(self)
+        row = len(self._hashes)
+        if self._slots[key_hash >> self._slot_shift] and self._candidates(key_hash):
+            self._collided[key] = row
+        else:
+            self._slots[key_hash >> self._slot_shift] = 1
+            self._recent[key_hash] = row
         self._hashes.append(key_hash)
         self._file.write(key)
         self._ends.append(self._ends[-1] + len(key))
         if len(self._recent) >= _RUN_ROWS:
             self._freeze_recent()
+        if row * _SLOTS_PER_KEY > len(self._slots):
+            self._add_slots()
 
     def find(self, key: bytes, key_hash: int) -> int | None:
         """The row of a key that was added before, or None."""
+        if not self._slots[key_hash >> self._slot_shift]:
+            return None
         for row in self._candidates(key_hash):
             if self.key(row) == key:
                 return row
@@ -118,6 +129,13 @@ class KeyTableWriter:
             if at < len(hashes) and hashes[at] == key_hash:
                 rows.append(int(positions[at]))
         return rows
+
+    def _add_slots(self) -> None:
+        """Spread the leading bits of the hashes over more slots; an empty slot tells that a key is new."""
+        self._slot_shift -= 2
+        slots = np.zeros(1 << (64 - self._slot_shift), np.uint8)
+        slots[self.hashes() >> np.uint64(self._slot_shift)] = 1
+        self._slots = bytearray(slots)
 
     def _freeze_recent(self) -> None:
         """Turn the newest keys into a sorted run, merged with runs of like size, so that they stay few."""
@@ -156,25 +174,35 @@ class KeyTableWriter:
 
 
 class SortedHashes:
-    """Search in ascending uint64 hashes. They are spread evenly, so each lies near its share of the range."""
+    """Search in ascending uint64 hashes, through a directory of where each range of them begins.
+
+    The directory is made at the first search and holds up to one byte a hash.
+    """
+
+    __slots__ = ("_array", "_shift", "_starts", "values")
 
     def __init__(self, hashes: np.ndarray) -> None:
-        self._hashes = np.ascontiguousarray(hashes).data
-        self._count = len(hashes)
-        self._window = 4 * math.isqrt(self._count) + 16
+        self._array = np.ascontiguousarray(hashes)
+        self.values = self._array.data
+        self._shift = 64 - (len(hashes) // _RANGE_HASHES).bit_length()
+        self._starts: memoryview | None = None
 
     def first(self, key_hash: int) -> int:
         """The first position whose hash is not below `key_hash`."""
-        hashes, count = self._hashes, self._count
-        guess = key_hash * count >> 64
-        low, high = max(0, guess - self._window), min(count, guess + self._window)
-        if (low and hashes[low - 1] >= key_hash) or (high < count and hashes[high] < key_hash):
-            low, high = 0, count
-        return bisect.bisect_left(hashes, key_hash, low, high)
+        starts = self._starts
+        if starts is None:
+            starts = self._starts = self._directory()
+        part = key_hash >> self._shift
+        return bisect_left(self.values, key_hash, starts[part], starts[part + 1])
 
     def has(self, at: int, key_hash: int) -> bool:
         """Whether position `at` exists and has this hash."""
-        return at < self._count and self._hashes[at] == key_hash
+        return at < len(self.values) and self.values[at] == key_hash
+
+    def _directory(self) -> memoryview:
+        """int64 (ranges + 1,): the position at which each range of hashes begins, and their number."""
+        lowest = np.arange(1 << (64 - self._shift), dtype=np.uint64) << np.uint64(self._shift % 64)
+        return np.append(self._array.searchsorted(lowest), len(self._array)).data
 
 
 class KeyTable:
@@ -185,13 +213,14 @@ class KeyTable:
         rows = batch.num_rows
         _, ends, text = batch.column(0).buffers()
         self._ends = np.frombuffer(ends, np.int64, rows + 1).data
-        self._text = memoryview(text)
+        self._text = memoryview(text).cast("B")
         self.blob_offset = to_numpy(batch.column(1), np.int64)
         self.blob_bytes = to_numpy(batch.column(2), np.int64)
         self._blob_xxh3 = memoryview(batch.column(3).buffers()[1])
         self.sorted_hash = to_numpy(batch.column(4), np.uint64)
         self.sorted_row = to_numpy(batch.column(5), np.int64)
-        self.hashes = SortedHashes(self.sorted_hash)
+        self._hashes = SortedHashes(self.sorted_hash)
+        self._rows = self.sorted_row.data
 
     def __len__(self) -> int:
         return len(self.blob_offset)
@@ -210,10 +239,11 @@ class KeyTable:
 
     def find(self, key: bytes, key_hash: int) -> int | None:
         """The row of a key, or None."""
-        at = self.hashes.first(key_hash)
-        while self.hashes.has(at, key_hash):
-            row = int(self.sorted_row[at])
-            if self.encoded_key(row) == key:
+        hashes, ends = self._hashes.values, self._ends
+        at = self._hashes.first(key_hash)
+        while at < len(hashes) and hashes[at] == key_hash:
+            row = self._rows[at]
+            if self._text[ends[row] : ends[row + 1]] == key:
                 return row
             at += 1
         return None
