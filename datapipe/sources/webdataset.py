@@ -11,15 +11,17 @@ from typing import Final, Literal
 
 from datapipe.errors import DecodeError, SourceError
 from datapipe.sources.column_kinds import ColumnKinds
+from datapipe.sources.compression import DAMAGE, open_binary
 from datapipe.sources.fields import FieldMap
 from datapipe.sources.paths import IMAGE_SUFFIXES, printable
 from datapipe.sources.record import MISSING, Fault, Item, Note, Record
+from datapipe.sources.remote import SourcePath
 from datapipe.sources.sidecar import caption_text, json_values, merge_caption, one_caption
-from datapipe.sources.tar_scan import Member, TarScan, is_compressed, open_tar, scan_tar
+from datapipe.sources.tar_scan import Member, TarScan, is_random_access, open_tar, scan_tar
 
 __all__ = ["TAR_SUFFIXES", "SplitDot", "WebDatasetSource"]
 
-TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 SplitDot = Literal["first", "last"]
 
 _IMAGE_FIELDS: Final = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
@@ -46,13 +48,13 @@ class WebDatasetSource:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | SourcePath,
         *,
         fields: FieldMap | None = None,
         key_prefix: str | None = None,
         split_dot: SplitDot = "first",
     ) -> None:
-        self.path = Path(path)
+        self.path: SourcePath = Path(path) if isinstance(path, str) else path
         self._fields = fields or FieldMap()
         self._split_dot = split_dot
         prefix = _stem(self.path) if key_prefix is None else key_prefix
@@ -177,15 +179,18 @@ class WebDatasetSource:
         return Record(key=named, place=place, load=load, caption=caption, columns=picked.columns)
 
     def _loader(self, member: Member, tar: tarfile.TarFile) -> Callable[[], bytes]:
-        """Read later, in any thread, where the tar is not compressed; else now."""
-        if is_compressed(tar):
+        """Read later, in any thread, from a plain file here; now from a stream, so that it goes forwards."""
+        if not is_random_access(tar):
             data = _read(tar, member)
             return lambda: data
 
         def load() -> bytes:
-            with self.path.open("rb") as file:
-                file.seek(member.offset_data)
-                return _whole(file.read(member.size), member)
+            try:
+                with open_binary(self.path) as file:
+                    file.seek(member.offset_data)
+                    return _whole(file.read(member.size), member)
+            except OSError as error:
+                raise DecodeError("unreadable_file", f"{member.name!r}: {error}") from error
 
         return load
 
@@ -206,8 +211,11 @@ class WebDatasetSource:
 def _read(tar: tarfile.TarFile, member: Member) -> bytes:
     if tar.fileobj is None:
         raise SourceError(f"{tar.name}: the archive was closed while it was read")
-    tar.fileobj.seek(member.offset_data)
-    return _whole(tar.fileobj.read(member.size), member)
+    try:
+        tar.fileobj.seek(member.offset_data)
+        return _whole(tar.fileobj.read(member.size), member)
+    except DAMAGE as error:
+        raise DecodeError("unreadable_file", f"{member.name!r}: {error}") from error
 
 
 def _whole(data: bytes, member: Member) -> bytes:
@@ -216,11 +224,11 @@ def _whole(data: bytes, member: Member) -> bytes:
     return data
 
 
-def _place(path: Path, member: Member) -> str:
+def _place(path: SourcePath, member: Member) -> str:
     return f"{path.name}!{member.name} @{member.offset}"
 
 
-def _stem(path: Path) -> str:
+def _stem(path: SourcePath) -> str:
     name = path.name
     suffix = next((suffix for suffix in TAR_SUFFIXES[::-1] if name.lower().endswith(suffix)), "")
     return name[: len(name) - len(suffix)]
