@@ -41,18 +41,18 @@ def compact_parts(pool: ReaderPool, max_part_bytes: int, message: str) -> Snapsh
     Raises:
         CommitConflictError: If another writer changed one of the parts meanwhile.
     """
-    base = newest_snapshot(pool.root)
-    lease = hold_snapshot(pool.root, base.id)
+    base = newest_snapshot(pool.backend)
+    lease = hold_snapshot(pool.backend, base.id)
     groups = _plan(pool, base, max_part_bytes)
     if not groups:
         return base
-    staging = Staging(pool.root)
+    staging = Staging(pool.backend)
     try:
         joined = [_join(pool, base, group, staging, f"{staging.id}{i:04x}") for i, group in enumerate(groups)]
         staging.flush()
         try:
             return publish(
-                pool.root, lambda newest: _replaced(pool, newest, groups, joined, staging, message)
+                pool.backend, lambda newest: _replaced(pool, newest, groups, joined, staging, message)
             )
         except CommitConflictError:
             staging.withdraw()
@@ -154,7 +154,7 @@ def _replaced(
         at = next((i for i, held in enumerate(parts) if held.id == group.parts[0].id), 0)
         if tuple(parts[at : at + len(group.parts)]) != group.parts:
             raise CommitConflictError(
-                f"{pool.root}: another writer changed part {group.parts[0].id} or one after it "
+                f"{pool.backend.url}: another writer changed part {group.parts[0].id} or one after it "
                 "while they were compacted; compact again"
             )
         parts[at : at + len(group.parts)] = [] if part is None else [part]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from storage.files import fsync_directory
 from storage.manifest import FileRef, Snapshot
 from storage.rows import RowMap, write_row_file
 from storage.shards import ReaderPool
@@ -23,7 +22,7 @@ def delete_rows(pool: ReaderPool, rows: np.ndarray, message: str) -> Snapshot:
         pool: Readers of the store.
         rows: int64 (n,), global row numbers.
     """
-    staging = Staging(pool.root)
+    staging = Staging(pool.backend)
     wanted = np.unique(rows)
 
     def build(newest: Snapshot) -> Snapshot:
@@ -37,7 +36,7 @@ def delete_rows(pool: ReaderPool, rows: np.ndarray, message: str) -> Snapshot:
         return replace(newest, message=message, num_rows=newest.num_rows - len(gone), deleted=ref)
 
     try:
-        return publish(pool.root, build)
+        return publish(pool.backend, build)
     finally:
         staging.close()
 
@@ -49,5 +48,5 @@ def install_deleted(staging: Staging, newest: Snapshot, deleted: np.ndarray) -> 
     path = staging.path / "deleted.arrow"
     write_row_file(path, deleted)
     ref = staging.install(path, f"index/deleted-{staging.id}-{newest.id + 1}.arrow", len(deleted))
-    fsync_directory(staging.root / "index")
+    staging.backend.flush([ref.path])
     return ref

@@ -32,14 +32,14 @@ def add_tensor_column(
     """Write the column for every part of `store` (its newest snapshot) that lacks it, and publish it."""
     positions = [i for i, part in enumerate(store.snapshot.parts) if name not in part.tensors]
     if not positions:
-        raise TensorColumnError(f"{store.path}: every row has a tensor {name!r} already; use another name")
+        raise TensorColumnError(f"{store.url}: every row has a tensor {name!r} already; use another name")
     known = store.snapshot.tensors.get(name, spec)
     if known != spec:
         raise TensorColumnError(
             f"tensor column {name!r} is {known.dtype}{known.shape}, not {spec.dtype}{spec.shape}"
         )
     rows = np.concatenate([store.row_map.part_rows(i) for i in positions])
-    staging = Staging(store.path)
+    staging = Staging(store.backend)
     spool = TensorSpool(name, spec, staging.path / f"{name}.spool")
     try:
         spool.reserve(len(rows))
@@ -50,7 +50,7 @@ def add_tensor_column(
         files = _seal_parts(staging, spool, [store.snapshot.parts[i] for i in positions])
         staging.flush()
         try:
-            return publish(store.path, lambda newest: _with_column(newest, name, spec, files, message))
+            return publish(store.backend, lambda newest: _with_column(newest, name, spec, files, message))
         except (CommitConflictError, TensorColumnError):
             staging.withdraw()
             raise
@@ -101,7 +101,7 @@ def _fill_by_key(
     left = np.flatnonzero(missing)
     if len(left):
         raise TensorColumnError(
-            f"{store.path}: {len(left)} rows got no value, the first is key "
+            f"{store.url}: {len(left)} rows got no value, the first is key "
             f"{store.key(int(rows[left[0]]))!r}; give a value for every row"
         )
 
@@ -131,4 +131,4 @@ def _with_column(
 
 def newest_store(store: FeatureStore) -> FeatureStore:
     """`store` itself when it is on the newest snapshot, else the newest."""
-    return store if newest_snapshot(store.path).id == store.snapshot.id else store.refresh()
+    return store if newest_snapshot(store.backend).id == store.snapshot.id else store.refresh()

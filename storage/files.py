@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import stat
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,17 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from storage.errors import CorruptionError, ManifestError, MissingShardError, StorageError
+from storage.errors import StorageError
 
-__all__ = ["fsync_directory", "fsync_file", "hash_file", "map_private", "map_shared", "publish_exclusively"]
+__all__ = [
+    "file_identity",
+    "fsync_directory",
+    "fsync_file",
+    "hash_descriptor",
+    "hash_file",
+    "map_descriptor",
+    "publish_exclusively",
+]
 
 _CHUNK_BYTES = 1 << 22
 
@@ -69,88 +76,50 @@ def publish_exclusively(path: Path, content: bytes, temporary: Path) -> bool:
 
 def hash_file(path: Path) -> str:
     """xxh3_128 of the whole file, as 32 hexadecimal digits."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return hash_descriptor(fd)
+    finally:
+        os.close(fd)
+
+
+def hash_descriptor(fd: int) -> str:
+    """xxh3_128 of what an open file holds from where it stands."""
     digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    while chunk := os.read(fd, _CHUNK_BYTES):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
-def open_shard(root: Path, relative: str, num_bytes: int) -> int:
-    """Open a shard for reading after checking that it is a plain file inside the store of the promised size.
-
-    Returns:
-        A file descriptor that the caller closes.
-
-    Raises:
-        MissingShardError: If there is no such file.
-        ManifestError: If a symbolic link stands in its path.
-        CorruptionError: If its size differs.
-    """
-    path = root / relative
-    real_root = os.path.realpath(root)
-    if os.path.realpath(path) != os.path.join(real_root, *relative.split("/")):  # noqa: PTH118
-        raise ManifestError(
-            f"{path}: a symbolic link stands in the path of a shard; replace it by the file itself"
-        )
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise MissingShardError(
-            f"{path}: the shard is missing; copy it back, or open an earlier snapshot that does not need it"
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{path}: the shard cannot be opened: {error.strerror}") from error
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
-        os.close(fd)
-        raise CorruptionError(
-            f"{path}: the shard has {found.st_size} bytes, the snapshot says {num_bytes}; copy it "
-            "back from a backup"
-        )
-    return fd
-
-
-def map_shared(root: Path, relative: str, num_bytes: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Map a whole shard read-only; uint8 (num_bytes,), and what tells the file from any other."""
-    fd = open_shard(root, relative, num_bytes)
-    try:
-        return _map(fd, 0, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, root / relative), _identity(fd)
-    finally:
-        os.close(fd)
-
-
-def map_private(path: Path, identity: tuple[int, int], start: int, stop: int) -> np.ndarray:
-    """Map bytes start:stop of a shard that map_shared has mapped copy-on-write; uint8 (stop - start,).
-
-    Each call is a map of its own: what is written to it is seen by nobody else and reaches no file.
-
-    Raises:
-        CorruptionError: If there is another file by now.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if _identity(fd) != identity or os.fstat(fd).st_size < stop:
-            raise CorruptionError(f"{path}: the shard was replaced while it was in use; open the store again")
-        aligned = start - start % mmap.ALLOCATIONGRANULARITY
-        mapped = _map(fd, aligned, stop - aligned, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, path)
-        return mapped[start - aligned :]
-    finally:
-        os.close(fd)
-
-
-def _identity(fd: int) -> tuple[int, int]:
+def file_identity(fd: int) -> tuple[int, int]:
+    """What tells an open file from any other."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
 
-def _map(fd: int, offset: int, length: int, prot: int, flags: int, path: Path) -> np.ndarray:
+def map_descriptor(fd: int, start: int, stop: int, place: str, *, private: bool = False) -> np.ndarray:
+    """Map bytes start:stop of an open file; uint8 (stop - start,).
+
+    Read-only, or copy-on-write with `private`. `place` names the file in errors.
+
+    Raises:
+        StorageError: If the system refuses.
+    """
+    aligned = start - start % mmap.ALLOCATIONGRANULARITY
+    if private:
+        mapped = _map(fd, aligned, stop - aligned, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, place)
+    else:
+        mapped = _map(fd, aligned, stop - aligned, mmap.PROT_READ, mmap.MAP_SHARED, place)
+    return mapped[start - aligned :]
+
+
+def _map(fd: int, offset: int, length: int, prot: int, flags: int, place: str) -> np.ndarray:
     if length == 0:
         return np.empty(0, np.uint8)
     address = _libc.mmap(None, length, prot, flags, fd, offset)
     if address == _MAP_FAILED:
         error = os.strerror(ctypes.get_errno())
-        raise StorageError(f"{path}: {length} bytes cannot be mapped: {error}")
+        raise StorageError(f"{place}: {length} bytes cannot be mapped: {error}")
     pages: Any = (ctypes.c_ubyte * length).from_address(address)
     # Arrays may outlive the interpreter's exit handlers, so the map is never taken away from them at exit.
     weakref.finalize(pages, _libc.munmap, address, length).atexit = False

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import shutil
-import stat
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
+from storage.backends.base import Backend, StoredFile
 from storage.errors import StorageError
-from storage.files import fsync_directory
 from storage.history import list_tags
 from storage.integrity import list_files
-from storage.leases import remove_unless_held
-from storage.snapshots import list_snapshot_ids, read_snapshot, snapshot_path
-from storage.staging import is_abandoned
+from storage.snapshots import list_snapshot_ids, read_snapshot, snapshot_name
 
 __all__ = ["GcReport", "collect_garbage"]
+
+_DATA_FOLDERS = ("index", "blobs", "tensors", "quarantine", "staging")
 
 logger = logging.getLogger("unirl.storage")
 
@@ -30,7 +29,7 @@ class GcReport:
     bytes: int
 
 
-def collect_garbage(root: Path, *, grace_s: float, keep_last: int | None) -> GcReport:
+def collect_garbage(backend: Backend, *, grace_s: float, keep_last: int | None) -> GcReport:
     """Remove old snapshots, then files that no snapshot lists.
 
     A file stays while it is younger than the grace period, or while its writer is alive on this machine. The
@@ -41,70 +40,55 @@ def collect_garbage(root: Path, *, grace_s: float, keep_last: int | None) -> GcR
         StorageError: If keep_last is less than one.
     """
     before = time.time() - grace_s
-    removed = [] if keep_last is None else _expire(root, before, keep_last)
+    removed = [] if keep_last is None else _expire(backend, before, keep_last)
     # In this order: what a writer publishes after its files were seen is found in the snapshots, and until
     # then its lock is found held.
-    candidates, folders = _old_entries(root, before)
-    live = {path.name for path in (root / "staging").iterdir() if path.is_dir() and not is_abandoned(path)}
-    listed = _listed_paths(root)
-    for path, size in candidates:
-        relative = path.relative_to(root).as_posix()
-        if relative not in listed and not any(name in relative for name in live):
-            path.unlink(missing_ok=True)
-            removed.append((relative, size))
-    _remove_empty_folders(folders, live)
-    report = GcReport(removed=sorted(name for name, _ in removed), bytes=sum(size for _, size in removed))
-    logger.info("gc of %s removed %d files, %d bytes", root, len(report.removed), report.bytes)
+    candidates = [file for top in _DATA_FOLDERS for file in backend.walk(top) if file.changed < before]
+    folders = backend.commit_folders(before)
+    live = backend.live_writers()
+    listed = _listed_paths(backend)
+    for file in candidates:
+        if file.path not in listed and not any(writer in file.path for writer in live):
+            with contextlib.suppress(FileNotFoundError):
+                backend.remove(file.path)
+            removed.append(file)
+    for folder in folders:
+        if folder.rpartition("/")[2] not in live:
+            backend.remove_empty_folder(folder)
+    report = GcReport(
+        removed=sorted(file.path for file in removed), bytes=sum(file.bytes for file in removed)
+    )
+    logger.info("gc of %s removed %d files, %d bytes", backend.url, len(report.removed), report.bytes)
     return report
 
 
-def _expire(root: Path, before: float, keep_last: int) -> list[tuple[str, int]]:
+def _expire(backend: Backend, before: float, keep_last: int) -> list[StoredFile]:
     """Remove snapshots but the last few, those with a tag, and those that a reader holds."""
     if keep_last < 1:
-        raise StorageError(f"{root}: keep_last is {keep_last}; one snapshot is the least that can be kept")
+        raise StorageError(
+            f"{backend.url}: keep_last is {keep_last}; one snapshot is the least that can be kept"
+        )
+    files = {file.path: file for file in backend.walk("snapshots")}
     removed = []
-    for number in list_snapshot_ids(root)[:-keep_last]:
-        path = snapshot_path(root, number)
-        status = path.stat()
-        if status.st_ctime < before and remove_unless_held(root, number, lambda: _tagged(root)):
-            removed.append((path.relative_to(root).as_posix(), status.st_size))
-    fsync_directory(root / "snapshots")
+    for number in list_snapshot_ids(backend)[:-keep_last]:
+        file = files.get(snapshot_name(number))
+        if file is None or file.changed >= before:
+            continue
+        if backend.remove_unless_held(file.path, partial(_is_tagged, backend, number)):
+            removed.append(file)
+    backend.flush(files)
     return removed
 
 
-def _tagged(root: Path) -> set[int]:
-    return set(list_tags(root).values())
+def _is_tagged(backend: Backend, number: int) -> bool:
+    return number in list_tags(backend).values()
 
 
-def _old_entries(root: Path, before: float) -> tuple[list[tuple[Path, int]], list[Path]]:
-    """Files with their sizes, and folders of one commit, that last changed before a moment."""
-    files, folders = [], []
-    for top in ("index", "blobs", "tensors", "quarantine", "staging"):
-        for path in (root / top).rglob("*"):
-            try:
-                status = path.lstat()
-            except FileNotFoundError:
-                continue
-            if status.st_ctime >= before:
-                continue
-            if not stat.S_ISDIR(status.st_mode):
-                files.append((path, status.st_size))
-            elif path.parent.name in ("blobs", "staging"):
-                folders.append(path)
-    return files, folders
-
-
-def _listed_paths(root: Path) -> set[str]:
+def _listed_paths(backend: Backend) -> set[str]:
     listed: set[str] = set()
-    for number in list_snapshot_ids(root):
-        snapshot = read_snapshot(root, number)
+    for number in list_snapshot_ids(backend):
+        snapshot = read_snapshot(backend, number)
         listed |= {ref.path for ref in (*snapshot.quarantine, snapshot.deleted) if ref is not None}
         for part in snapshot.parts:
             listed |= {ref.path for ref in list_files(part)}
     return listed
-
-
-def _remove_empty_folders(folders: list[Path], live: set[str]) -> None:
-    for folder in folders:
-        if folder.is_dir() and folder.name not in live and not any(p.is_file() for p in folder.rglob("*")):
-            shutil.rmtree(folder)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from storage.backends.base import Backend
 from storage.errors import ManifestError, StorageError
-from storage.files import fsync_directory, publish_exclusively
 from storage.leases import hold_snapshot
 from storage.manifest import FILE_NAME, Snapshot
 from storage.rows import RowMap
@@ -54,69 +52,70 @@ def diff_snapshots(pool: ReaderPool, old: Snapshot, new: Snapshot) -> SnapshotDi
     )
 
 
-def read_log(root: Path, newest: Snapshot) -> list[Snapshot]:
+def read_log(backend: Backend, newest: Snapshot) -> list[Snapshot]:
     """A snapshot and those it was made from, newest first, as far back as they are kept."""
-    kept = set(list_snapshot_ids(root))
+    kept = set(list_snapshot_ids(backend))
     log = [newest]
     while log[-1].parent is not None and log[-1].parent in kept:
-        log.append(read_snapshot(root, log[-1].parent))
+        log.append(read_snapshot(backend, log[-1].parent))
     return log
 
 
-def write_tag(root: Path, name: str, snapshot_id: int) -> None:
+def write_tag(backend: Backend, name: str, snapshot_id: int) -> None:
     """Give a snapshot a name, which is kept until it is removed.
 
     Raises:
         StorageError: If the name is taken or cannot be that of a file.
         SnapshotNotFoundError: If there is no such snapshot.
     """
-    _check_name(root, name)
-    read_snapshot(root, snapshot_id)
-    lease = hold_snapshot(root, snapshot_id)
-    folder = root / "tags"
-    if not folder.is_dir():
-        folder.mkdir(exist_ok=True)
-        fsync_directory(root)
+    _check_name(backend, name)
+    read_snapshot(backend, snapshot_id)
+    lease = hold_snapshot(backend, snapshot_id)
     content = json.dumps({"format": 1, "name": name, "snapshot": snapshot_id}).encode() + b"\n"
-    temporary = root / "staging" / f"tag-{secrets.token_hex(8)}.json"
-    if not publish_exclusively(folder / f"{name}.json", content, temporary):
-        raise StorageError(f"{root}: there is a tag {name!r} already; remove it first, or use another name")
+    if not backend.create(f"tags/{name}.json", content):
+        raise StorageError(
+            f"{backend.url}: there is a tag {name!r} already; remove it first, or use another name"
+        )
     del lease
 
 
-def list_tags(root: Path) -> dict[str, int]:
+def list_tags(backend: Backend) -> dict[str, int]:
     """Tag -> number of its snapshot."""
     tags = {}
-    for path in sorted((root / "tags").glob("*.json")):
+    for name in sorted(backend.names("tags")):
+        stem, dot, suffix = name.rpartition(".")
+        if suffix != "json" or not dot:
+            continue
         try:
-            tags[path.stem] = int(json.loads(path.read_bytes())["snapshot"])
+            tags[stem] = int(json.loads(backend.read(f"tags/{name}"))["snapshot"])
         except (ValueError, KeyError, TypeError) as error:
+            place = backend.place(f"tags/{name}")
             raise ManifestError(
-                f"{path}: the tag is damaged: {error}; remove the file and tag again"
+                f"{place}: the tag is damaged: {error}; remove the file and tag again"
             ) from None
         except FileNotFoundError:
             continue
     return tags
 
 
-def remove_tag(root: Path, name: str) -> None:
+def remove_tag(backend: Backend, name: str) -> None:
     """Forget a tag; its snapshot stays.
 
     Raises:
         StorageError: If there is no such tag.
     """
-    _check_name(root, name)
+    _check_name(backend, name)
     try:
-        (root / "tags" / f"{name}.json").unlink()
+        backend.remove(f"tags/{name}.json")
     except FileNotFoundError:
-        known = ", ".join(list_tags(root)) or "none"
-        raise StorageError(f"{root}: there is no tag {name!r}; there are {known}") from None
-    fsync_directory(root / "tags")
+        known = ", ".join(list_tags(backend)) or "none"
+        raise StorageError(f"{backend.url}: there is no tag {name!r}; there are {known}") from None
+    backend.flush([f"tags/{name}.json"])
 
 
-def _check_name(root: Path, name: str) -> None:
+def _check_name(backend: Backend, name: str) -> None:
     if not FILE_NAME.fullmatch(name):
         raise StorageError(
-            f"{root}: tag {name!r} cannot be used: a name has 1 to 128 letters, digits, '_', '-' and '.', "
-            "and does not begin with '-' or '.'"
+            f"{backend.url}: tag {name!r} cannot be used: a name has 1 to 128 letters, digits, '_', '-' and "
+            "'.', and does not begin with '-' or '.'"
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.backends.base import Backend
 from storage.errors import StorageError
-from storage.files import hash_file, open_shard
+from storage.files import hash_descriptor
 from storage.manifest import FileRef, Part, Snapshot
 from storage.shards import PartReader
 from storage.snapshots import list_snapshot_ids, read_snapshot
@@ -43,20 +43,20 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_store(root: Path, snapshot: Snapshot) -> VerifyReport:
+def verify_store(backend: Backend, snapshot: Snapshot) -> VerifyReport:
     """Check all files of a snapshot, and that every other snapshot file can be read."""
     problems = []
-    for number in list_snapshot_ids(root):
+    for number in list_snapshot_ids(backend):
         try:
-            read_snapshot(root, number)
+            read_snapshot(backend, number)
         except StorageError as error:
             problems.append(Problem(path=f"snapshots/{number:08d}.json", text=str(error)))
     refs = [*snapshot.quarantine, *([snapshot.deleted] if snapshot.deleted else [])]
     alone = list(refs)
     for part in snapshot.parts:
         refs += list_files(part)
-        problems += _verify_part(root, part, snapshot)
-    problems += [Problem(path=ref.path, text=text) for ref in alone if (text := _file_problem(root, ref))]
+        problems += _verify_part(backend, part, snapshot)
+    problems += [Problem(path=ref.path, text=text) for ref in alone if (text := _file_problem(backend, ref))]
     return VerifyReport(problems=problems, files=len(refs), bytes=sum(ref.bytes for ref in refs))
 
 
@@ -66,12 +66,12 @@ def list_files(part: Part) -> list[FileRef]:
     return [ref for ref in found if ref is not None]
 
 
-def _verify_part(root: Path, part: Part, snapshot: Snapshot) -> list[Problem]:
-    broken = {ref.path: text for ref in list_files(part) if (text := _file_problem(root, ref))}
-    reader = PartReader(root, part)
+def _verify_part(backend: Backend, part: Part, snapshot: Snapshot) -> list[Problem]:
+    broken = {ref.path: text for ref in list_files(part) if (text := _file_problem(backend, ref))}
+    reader = PartReader(backend, part)
     problems: list[Problem] = []
     if part.index.path not in broken:
-        problems += _index_problems(root, part)
+        problems += _index_problems(backend, part)
     for name, file in part.tensors.items():
         if file.path in broken:
             problems += _tensor_problems(reader, name, snapshot)
@@ -81,19 +81,21 @@ def _verify_part(root: Path, part: Part, snapshot: Snapshot) -> list[Problem]:
     return problems + [Problem(path=path, text=text) for path, text in broken.items() if path not in placed]
 
 
-def _file_problem(root: Path, ref: FileRef) -> str | None:
+def _file_problem(backend: Backend, ref: FileRef) -> str | None:
     try:
-        fd = open_shard(root, ref.path, ref.bytes)
+        fd = backend.open_shard(ref)
     except StorageError as error:
         return str(error)
-    os.close(fd)
-    found = hash_file(root / ref.path)
+    try:
+        found = hash_descriptor(fd)
+    finally:
+        os.close(fd)
     return None if found == ref.xxh3 else f"the checksum of the file is {found}, the snapshot says {ref.xxh3}"
 
 
-def _index_problems(root: Path, part: Part) -> list[Problem]:
+def _index_problems(backend: Backend, part: Part) -> list[Problem]:
     try:
-        with pq.ParquetFile(root / part.index.path) as file:
+        with pq.ParquetFile(backend.local_file(part.index)) as file:
             rows = file.metadata.num_rows
     except (pa.ArrowInvalid, OSError) as error:
         return [Problem(path=part.index.path, text=f"the file is no Parquet file: {error}")]

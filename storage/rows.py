@@ -28,7 +28,7 @@ class RowMap:
     """Global row number <-> part and row within the part, for one snapshot."""
 
     def __init__(self, snapshot: Snapshot, pool: ReaderPool) -> None:
-        self._place = f"{pool.root}: snapshot {snapshot.id}"
+        self._place = f"{pool.backend.url}: snapshot {snapshot.id}"
         self._pool = pool
         self._parts = snapshot.parts
         self._next_row = snapshot.next_row

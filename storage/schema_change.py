@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -35,11 +34,11 @@ def rename_column(pool: ReaderPool, name: str, new_name: str, message: str) -> S
 
 
 def _change(pool: ReaderPool, name: str, new_name: str | None, message: str) -> Snapshot:
-    staging = Staging(pool.root)
+    staging = Staging(pool.backend)
     rewritten: dict[str, FileRef] = {}
 
     def build(newest: Snapshot) -> Snapshot:
-        _check(pool.root, newest, name, new_name)
+        _check(pool.backend.url, newest, name, new_name)
         if name in newest.tensors:
             parts = tuple(
                 replace(part, tensors=_renamed(part.tensors, name, new_name)) for part in newest.parts
@@ -47,7 +46,7 @@ def _change(pool: ReaderPool, name: str, new_name: str | None, message: str) -> 
             return replace(
                 newest, message=message, tensors=_renamed(newest.tensors, name, new_name), parts=parts
             )
-        lease = hold_snapshot(pool.root, newest.id)
+        lease = hold_snapshot(pool.backend, newest.id)
         for part in newest.parts:
             if part.index.path not in rewritten:
                 rewritten[part.index.path] = _rewrite_index(pool, part, staging, name, new_name)
@@ -57,7 +56,7 @@ def _change(pool: ReaderPool, name: str, new_name: str | None, message: str) -> 
         return replace(newest, message=message, columns=_renamed(newest.columns, name, new_name), parts=parts)
 
     try:
-        return publish(pool.root, build)
+        return publish(pool.backend, build)
     except ColumnError:
         staging.withdraw()
         raise
@@ -65,10 +64,10 @@ def _change(pool: ReaderPool, name: str, new_name: str | None, message: str) -> 
         staging.close()
 
 
-def _check(root: Path, snapshot: Snapshot, name: str, new_name: str | None) -> None:
+def _check(url: str, snapshot: Snapshot, name: str, new_name: str | None) -> None:
     if name not in snapshot.columns and name not in snapshot.tensors:
         known = ", ".join([*snapshot.columns, *snapshot.tensors]) or "none"
-        raise ColumnError(f"{root}: there is no column {name!r} to change; there are {known}")
+        raise ColumnError(f"{url}: there is no column {name!r} to change; there are {known}")
     if new_name is None:
         return
     if name in snapshot.tensors:
@@ -80,7 +79,7 @@ def _check(root: Path, snapshot: Snapshot, name: str, new_name: str | None) -> N
         taken = new_name in others
     if taken:
         raise ColumnError(
-            f"{root}: there is a column {new_name!r} already; drop it first, or use another name"
+            f"{url}: there is a column {new_name!r} already; drop it first, or use another name"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -15,9 +14,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from storage.arrow_numpy import to_numpy
+from storage.backends.base import Backend
 from storage.column_cache import ColumnCache
 from storage.errors import CorruptionError, TensorColumnError
-from storage.files import map_private, map_shared, open_shard
 from storage.key_index import KeyIndex
 from storage.keys import NO_BLOB, KeyTable
 from storage.manifest import FileRef, Part, Snapshot, TensorFile, TensorSpec
@@ -43,12 +42,12 @@ class Counters:
 class TensorShard:
     """One tensor column of one part. `array` is a read-only view of the map: (rows, *shape)."""
 
-    def __init__(self, root: Path, ref: TensorFile, spec: TensorSpec) -> None:
-        self._root = root
+    def __init__(self, backend: Backend, ref: TensorFile, spec: TensorSpec) -> None:
+        self._backend = backend
         self._ref = ref
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
-        self._mapped, self._identity = map_shared(root, ref.path, ref.bytes)
+        self._mapped, self._identity = backend.map(ref)
         self._raw = self._mapped[ref.offset : ref.offset + ref.rows * spec.row_bytes]
         self.array = self._shaped(self._raw)
         self._block_rows = block_rows(spec)
@@ -62,7 +61,7 @@ class TensorShard:
     def private(self, start: int, stop: int) -> np.ndarray:
         """Rows start:stop as a copy-on-write map of their own, safe to write to."""
         first, last = (self._ref.offset + row * self._spec.row_bytes for row in (start, stop))
-        return self._shaped(map_private(self._root / self._ref.path, self._identity, first, last))
+        return self._shaped(self._backend.map_private(self._ref, self._identity, first, last))
 
     def check(self, rows: np.ndarray | slice, policy: str) -> None:
         """Compare the checksums of the blocks that hold `rows`; a block is compared once under "first-read".
@@ -90,7 +89,7 @@ class TensorShard:
         if found != self.checksums[block]:
             first = block * self._block_rows
             raise CorruptionError(
-                f"{self._root / self._ref.path}: rows {first} to "
+                f"{self._backend.place(self._ref.path)}: rows {first} to "
                 f"{min(first + self._block_rows, self._ref.rows) - 1} "
                 f"of the part (from byte {self._ref.offset + block * step}) do not match their checksum; "
                 "copy the file back from a backup"
@@ -110,16 +109,16 @@ class TensorShard:
     def checksums(self) -> np.ndarray:
         """uint64 (blocks,), from the footer of the file."""
         if self._checksums is None:
-            path = self._root / self._ref.path
+            place = self._backend.place(self._ref.path)
             try:
                 content = read_block_checksums(self._mapped)
             except (pa.ArrowInvalid, OSError, KeyError, ValueError, TypeError) as error:
                 raise CorruptionError(
-                    f"{path}: the footer is damaged: {error}; copy the file back"
+                    f"{place}: the footer is damaged: {error}; copy the file back"
                 ) from error
             if xxhash.xxh3_128_hexdigest(content) != self._ref.blocks_xxh3:
                 raise CorruptionError(
-                    f"{path}: the footer is not the one that was written; copy the file back"
+                    f"{place}: the footer is not the one that was written; copy the file back"
                 )
             self._checksums = np.frombuffer(content, ">u8")
         return self._checksums
@@ -128,8 +127,8 @@ class TensorShard:
 class PartReader:
     """All files of one part. Rows are local to the part."""
 
-    def __init__(self, root: Path, part: Part) -> None:
-        self.root = root
+    def __init__(self, backend: Backend, part: Part) -> None:
+        self.backend = backend
         self.part = part
         self._lock = threading.Lock()
         self._keys: KeyTable | None = None
@@ -144,18 +143,18 @@ class PartReader:
         with self._lock:
             if self._keys is None:
                 ref = self.part.keys
-                mapped, _ = map_shared(self.root, ref.path, ref.bytes)
+                mapped, _ = self.backend.map(ref)
                 if policy != "never":
-                    _check_whole(mapped, self.root, ref)
+                    _check_whole(mapped, self.backend, ref)
                 try:
                     table = KeyTable(mapped)
                 except (pa.ArrowInvalid, ValueError) as error:
                     raise CorruptionError(
-                        f"{self.root / ref.path}: the key table is damaged: {error}"
+                        f"{self.backend.place(ref.path)}: the key table is damaged: {error}"
                     ) from error
                 if len(table) != self.part.rows:
                     raise CorruptionError(
-                        f"{self.root / ref.path}: {len(table)} keys, the snapshot says "
+                        f"{self.backend.place(ref.path)}: {len(table)} keys, the snapshot says "
                         f"{self.part.rows}; copy it back"
                     )
                 self._keys = table
@@ -166,7 +165,7 @@ class PartReader:
         if self.part.row_ids is None:
             return rows + self.part.first_row
         if self._row_ids is None:
-            self._row_ids = _read_row_file(self.root, self.part.row_ids)
+            self._row_ids = _read_row_file(self.backend, self.part.row_ids)
         return self._row_ids[rows]
 
     def local_row(self, row: int) -> int:
@@ -207,13 +206,13 @@ class PartReader:
             if self._blobs is None:
                 ref = self.part.blobs
                 assert ref is not None
-                self._blobs, _ = map_shared(self.root, ref.path, ref.bytes)
+                self._blobs, _ = self.backend.map(ref)
             return self._blobs
 
     def _blob_place(self, row: int) -> str:
         ref = self.part.blobs
         assert ref is not None
-        return f"{self.root / ref.path}: blob of key {self.keys('never').key(row)!r}"
+        return f"{self.backend.place(ref.path)}: blob of key {self.keys('never').key(row)!r}"
 
     def tensor(self, name: str, spec: TensorSpec) -> TensorShard:
         """The shard of a tensor column.
@@ -228,29 +227,26 @@ class PartReader:
                 if ref is None:
                     first = self.part.first_row
                     raise TensorColumnError(
-                        f"{self.root}: rows {first} to {first + self.part.rows - 1} have no tensor {name!r}; "
-                        "compute it with add_column, or select other rows"
+                        f"{self.backend.url}: rows {first} to {first + self.part.rows - 1} have no tensor "
+                        f"{name!r}; compute it with add_column, or select other rows"
                     )
-                shard = self._tensors[name] = TensorShard(self.root, ref, spec)
+                shard = self._tensors[name] = TensorShard(self.backend, ref, spec)
             return shard
 
     def check_index(self, policy: str) -> Path:
         """The part's Parquet file, after its size and (by policy, once) its checksum were compared."""
         ref = self.part.index
-        path = self.root / ref.path
         with self._lock:
-            if not self._index_checked or policy == "always":
-                if policy == "never":
-                    os.close(open_shard(self.root, ref.path, ref.bytes))
-                else:
-                    _check_whole(map_shared(self.root, ref.path, ref.bytes)[0], self.root, ref)
-                    self._index_checked = True
-        return path
+            if policy == "always" or (policy == "first-read" and not self._index_checked):
+                _check_whole(self.backend.map(ref)[0], self.backend, ref)
+                self._index_checked = True
+        return self.backend.local_file(ref)
 
     def column(self, name: str, kind: pa.DataType, policy: str) -> pa.Array:
         """One metadata column of the part as (rows,); nulls when the part does not have it."""
         path = self.check_index(policy)
-        return _columns.get(str(path), f"{name} {kind}", lambda: self._read_column(path, name, kind))
+        place = f"{self.backend.identity}/{self.part.index.path}"
+        return _columns.get(place, f"{name} {kind}", lambda: self._read_column(path, name, kind))
 
     def _read_column(self, path: Path, name: str, kind: pa.DataType) -> pa.Array:
         with pq.ParquetFile(path) as file:
@@ -258,25 +254,26 @@ class PartReader:
                 return pa.nulls(self.part.rows, kind)
             array = file.read(columns=[name]).column(0).cast(kind).combine_chunks()
         if len(array) != self.part.rows:
+            place = self.backend.place(self.part.index.path)
             raise CorruptionError(
-                f"{path}: column {name!r} has {len(array)} rows, the snapshot says {self.part.rows}; "
+                f"{place}: column {name!r} has {len(array)} rows, the snapshot says {self.part.rows}; "
                 "copy it back from a backup"
             )
         return array
 
 
-def _read_row_file(root: Path, ref: FileRef) -> np.ndarray:
+def _read_row_file(backend: Backend, ref: FileRef) -> np.ndarray:
     """The row numbers of a file, ascending int64 (rows,), on its map."""
-    mapped, _ = map_shared(root, ref.path, ref.bytes)
-    _check_whole(mapped, root, ref)
+    mapped, _ = backend.map(ref)
+    _check_whole(mapped, backend, ref)
     return to_numpy(pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0).column(0), np.int64)
 
 
-def _check_whole(mapped: np.ndarray, root: Path, ref: FileRef) -> None:
+def _check_whole(mapped: np.ndarray, backend: Backend, ref: FileRef) -> None:
     found = xxhash.xxh3_128_hexdigest(mapped.data)
     if found != ref.xxh3:
         raise CorruptionError(
-            f"{root / ref.path}: the checksum of the file is {found}, the snapshot says {ref.xxh3}; "
+            f"{backend.place(ref.path)}: the checksum of the file is {found}, the snapshot says {ref.xxh3}; "
             "copy it back from a backup"
         )
 
@@ -289,9 +286,8 @@ _readers_lock = threading.Lock()
 class ReaderPool:
     """The readers that a store handle and its writers have opened; the process shares those of one file."""
 
-    def __init__(self, root: Path, readers: Iterable[PartReader] = ()) -> None:
-        self.root = root
-        self._real_root = os.path.realpath(root)
+    def __init__(self, backend: Backend, readers: Iterable[PartReader] = ()) -> None:
+        self.backend = backend
         self._readers = {self._name(reader.part): reader for reader in readers}
         self._key_index: KeyIndex | None = None
 
@@ -301,7 +297,7 @@ class ReaderPool:
         reader = self._readers.get(name)
         if reader is None:
             with _readers_lock:
-                reader = _readers.get(name) or PartReader(Path(self._real_root), part)
+                reader = _readers.get(name) or PartReader(self.backend, part)
                 _readers[name] = self._readers[name] = reader
         return reader
 
@@ -309,7 +305,7 @@ class ReaderPool:
         """The numbers of the deleted rows of a snapshot, ascending int64 (n,)."""
         if snapshot.deleted is None:
             return np.empty(0, np.int64)
-        return _read_row_file(Path(self._real_root), snapshot.deleted)
+        return _read_row_file(self.backend, snapshot.deleted)
 
     def key_index(self, parts: Sequence[Part], policy: str) -> KeyIndex:
         """The key index of a snapshot's parts; a newer snapshot extends the index of an older one."""
@@ -326,10 +322,10 @@ class ReaderPool:
     def narrowed(self, parts: Iterable[Part]) -> ReaderPool:
         """A pool with the readers of these parts only, so that shards no longer in use are unmapped."""
         names = [self._name(part) for part in parts]
-        pool = ReaderPool(self.root, [self._readers[name] for name in names if name in self._readers])
+        pool = ReaderPool(self.backend, [self._readers[name] for name in names if name in self._readers])
         pool._key_index = self._key_index
         return pool
 
     def _name(self, part: Part) -> tuple[str, ...]:
         tensors = sorted(f"{name}={file.path}" for name, file in part.tensors.items())
-        return (self._real_root, part.index.path, *tensors)
+        return (self.backend.identity, part.index.path, *tensors)

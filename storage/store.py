@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.arrow_numpy import to_numpy
+from storage.backends import Backend, LocalBackend, find_backend
 from storage.column import TensorColumn
 from storage.columns import SQL_TYPES
 from storage.compaction import compact_parts
 from storage.deletion import delete_rows
 from storage.errors import KeyNotFoundError, SnapshotNotFoundError, StorageError, TensorColumnError
 from storage.features import Values, add_tensor_column, newest_store
-from storage.files import map_shared
 from storage.garbage import GcReport, collect_garbage
 from storage.history import SnapshotDiff, diff_snapshots, list_tags, read_log, remove_tag, write_tag
 from storage.index import QuarantineWriter
@@ -48,7 +48,7 @@ class FeatureStore:
 
     def __init__(
         self,
-        path: Path,
+        backend: Backend,
         snapshot: Snapshot,
         verify: str,
         counters: Counters | None = None,
@@ -56,35 +56,37 @@ class FeatureStore:
     ) -> None:
         if verify not in VERIFY_POLICIES:
             raise StorageError(f"verify={verify!r} is none of {', '.join(VERIFY_POLICIES)}")
-        self.path = path
+        self.backend = backend
         self.snapshot = snapshot
         self.policy = verify
         self.counters = counters or Counters()
-        self._pool = readers or ReaderPool(path)
+        self._pool = readers or ReaderPool(backend)
         self._readers: list[PartReader | None] = [None] * len(snapshot.parts)
-        self._lease = hold_snapshot(path, snapshot.id)
+        self._lease = hold_snapshot(backend, snapshot.id)
         self.row_map = RowMap(snapshot, self._pool)
         self._key_index: KeyIndex | None = None
         self._samples: SampleTable | None = None
 
     @classmethod
-    def create(cls, path: str | Path, exist_ok: bool = False) -> FeatureStore:
+    def create(cls, path: str | Path | Backend, exist_ok: bool = False) -> FeatureStore:
         """Make an empty store, with its folders; with exist_ok an existing one is opened.
 
         Raises:
             StoreExistsError: If there is a store (and not exist_ok), or a folder with other files.
         """
-        root = Path(path).absolute()
-        if exist_ok and list_snapshot_ids(root):
-            return cls.open(root)
-        return cls(root, create_store(root), "first-read")
+        backend = find_backend(path)
+        if exist_ok and list_snapshot_ids(backend):
+            return cls.open(backend)
+        return cls(backend, create_store(backend), "first-read")
 
     @classmethod
-    def open(cls, path: str | Path, snapshot: int | None = None, verify: str = "first-read") -> FeatureStore:
+    def open(
+        cls, path: str | Path | Backend, snapshot: int | None = None, verify: str = "first-read"
+    ) -> FeatureStore:
         """Open the newest snapshot, or the given one.
 
         Args:
-            path: Folder of the store.
+            path: Folder of the store, or the backend that knows where it lies.
             snapshot: Number of a snapshot.
             verify: Compare checksums when data is read for the first time in this process ("first-read"),
                 every time ("always"), or not ("never"). Sizes are always compared.
@@ -93,18 +95,34 @@ class FeatureStore:
             StoreNotFoundError: If the path holds no store; names the nearest one.
             SnapshotNotFoundError, ManifestError, FormatVersionError: If the snapshot cannot be used.
         """
-        root = Path(path).absolute()
-        found = newest_snapshot(root) if snapshot is None else read_snapshot(root, snapshot)
-        return cls(root, found, verify)
+        backend = find_backend(path)
+        found = newest_snapshot(backend) if snapshot is None else read_snapshot(backend, snapshot)
+        return cls(backend, found, verify)
+
+    @property
+    def url(self) -> str:
+        """Where the store lies, as text: the path of a folder, or a URL."""
+        return self.backend.url
+
+    @property
+    def path(self) -> Path:
+        """The folder of the store.
+
+        Raises:
+            StorageError: If the store does not lie in a folder.
+        """
+        if isinstance(self.backend, LocalBackend):
+            return self.backend.path
+        raise StorageError(f"{self.url}: the store does not lie in a folder; use url instead of path")
 
     def __repr__(self) -> str:
-        return f"FeatureStore({str(self.path)!r}, snapshot={self.snapshot.id}, {self.snapshot.num_rows} rows)"
+        return f"FeatureStore({self.url!r}, snapshot={self.snapshot.id}, {self.snapshot.num_rows} rows)"
 
     def __len__(self) -> int:
         return self.snapshot.num_rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FeatureStore.open, (self.path, self.snapshot.id, self.policy)
+        return FeatureStore.open, (self.backend, self.snapshot.id, self.policy)
 
     # Writing
 
@@ -179,9 +197,9 @@ class FeatureStore:
 
     def restore(self, snapshot_id: int, message: str = "") -> Snapshot:
         """Publish a new snapshot with the content of an earlier one. Row numbers are not used again."""
-        old = read_snapshot(self.path, snapshot_id)
+        old = read_snapshot(self.backend, snapshot_id)
         text = message or f"restore snapshot {snapshot_id}"
-        return publish(self.path, lambda newest: replace(old, message=text, next_row=newest.next_row))
+        return publish(self.backend, lambda newest: replace(old, message=text, next_row=newest.next_row))
 
     def delete(self, rows: str | View, message: str = "") -> Snapshot:
         """Publish a snapshot without some rows: those that meet an SQL condition now, or those of a view.
@@ -206,7 +224,7 @@ class FeatureStore:
 
     def log(self) -> list[Snapshot]:
         """This snapshot and those it was made from, newest first."""
-        return read_log(self.path, self.snapshot)
+        return read_log(self.backend, self.snapshot)
 
     def diff(self, old: int | str, new: int | str) -> SnapshotDiff:
         """What changed from one snapshot to another, given by number or tag."""
@@ -221,10 +239,10 @@ class FeatureStore:
         if isinstance(snapshot, str):
             tags = self.tags()
             if snapshot not in tags:
-                raise SnapshotNotFoundError(unknown_name("tag", snapshot, list(tags), self.path))
+                raise SnapshotNotFoundError(unknown_name("tag", snapshot, list(tags), self.url))
             snapshot = tags[snapshot]
-        found = read_snapshot(self.path, snapshot)
-        return FeatureStore(self.path, found, self.policy, self.counters, self._pool.narrowed(found.parts))
+        found = read_snapshot(self.backend, snapshot)
+        return FeatureStore(self.backend, found, self.policy, self.counters, self._pool.narrowed(found.parts))
 
     def tag(self, name: str, snapshot: int | None = None) -> None:
         """Give a snapshot (by default this one) a name. A tagged snapshot is never removed.
@@ -232,26 +250,28 @@ class FeatureStore:
         Raises:
             StorageError: If the name is taken or is not made of letters, digits, "_", "-" and ".".
         """
-        write_tag(self.path, name, self.snapshot.id if snapshot is None else snapshot)
+        write_tag(self.backend, name, self.snapshot.id if snapshot is None else snapshot)
 
     def untag(self, name: str) -> None:
         """Forget a tag; the snapshot itself stays."""
-        remove_tag(self.path, name)
+        remove_tag(self.backend, name)
 
     def tags(self) -> dict[str, int]:
         """Tags -> number of the snapshot."""
-        return list_tags(self.path)
+        return list_tags(self.backend)
 
     # Reading
 
     def snapshots(self) -> list[Snapshot]:
         """All snapshots, oldest first."""
-        return [read_snapshot(self.path, number) for number in list_snapshot_ids(self.path)]
+        return [read_snapshot(self.backend, number) for number in list_snapshot_ids(self.backend)]
 
     def refresh(self) -> FeatureStore:
         """A handle on the newest snapshot, with the same policy and counters."""
-        newest = newest_snapshot(self.path)
-        return FeatureStore(self.path, newest, self.policy, self.counters, self._pool.narrowed(newest.parts))
+        newest = newest_snapshot(self.backend)
+        return FeatureStore(
+            self.backend, newest, self.policy, self.counters, self._pool.narrowed(newest.parts)
+        )
 
     @property
     def columns(self) -> dict[str, str]:
@@ -312,7 +332,7 @@ class FeatureStore:
         if row is None:
             near = self._nearest_keys(key)
             hint = f"; the nearest are {', '.join(map(repr, near))}" if near else ""
-            raise KeyNotFoundError(f"{self.path}: snapshot {self.snapshot.id} has no key {key!r}{hint}")
+            raise KeyNotFoundError(f"{self.url}: snapshot {self.snapshot.id} has no key {key!r}{hint}")
         return row
 
     def blob(self, row: int) -> memoryview:
@@ -327,7 +347,7 @@ class FeatureStore:
         blob = self.part(part).blob(local, self.policy)
         if blob is None:
             raise StorageError(
-                f"{self.path}: row {row}, key {self.key(row)!r}, has no blob; select where bytes is not null"
+                f"{self.url}: row {row}, key {self.key(row)!r}, has no blob; select where bytes is not null"
             )
         self.counters.bytes_read += len(blob)
         return blob
@@ -341,7 +361,7 @@ class FeatureStore:
         spec = self.snapshot.tensors.get(name)
         if spec is None:
             raise TensorColumnError(
-                unknown_name("tensor column", name, list(self.snapshot.tensors), self.path)
+                unknown_name("tensor column", name, list(self.snapshot.tensors), self.url)
             )
         return TensorColumn(self, name, spec)
 
@@ -350,7 +370,7 @@ class FeatureStore:
         schema = QuarantineWriter.SCHEMA
         tables = []
         for ref in self.snapshot.quarantine:
-            mapped, _ = map_shared(self.path, ref.path, ref.bytes)
+            mapped, _ = self.backend.map(ref)
             tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
@@ -358,7 +378,7 @@ class FeatureStore:
 
     def verify(self) -> VerifyReport:
         """Read everything that this snapshot lists and compare sizes, checksums and row counts."""
-        return verify_store(self.path, self.snapshot)
+        return verify_store(self.backend, self.snapshot)
 
     def gc(self, *, grace_s: float = 3600.0, keep_last: int | None = None) -> GcReport:
         """Remove files that no snapshot lists, and with keep_last also old snapshots.
@@ -368,7 +388,7 @@ class FeatureStore:
             keep_last: Keep so many of the newest snapshots, and those that have a tag or that any handle on
                 this machine has open; None keeps all.
         """
-        return collect_garbage(self.path, grace_s=grace_s, keep_last=keep_last)
+        return collect_garbage(self.backend, grace_s=grace_s, keep_last=keep_last)
 
     # For views and tensor columns
 
@@ -381,7 +401,7 @@ class FeatureStore:
 
     def unknown_column(self, name: str) -> str:
         """The text of an error about a metadata column that does not exist."""
-        return unknown_name("column", name, list(self.columns), self.path)
+        return unknown_name("column", name, list(self.columns), self.url)
 
     def _nearest_keys(self, key: str) -> list[str]:
         """Up to three existing keys that look like `key`, sought by SQL so that no list of keys is built."""
@@ -392,7 +412,7 @@ class FeatureStore:
         return table.column(0).to_pylist()
 
 
-def unknown_name(what: str, name: str, known: list[str], path: Path) -> str:
+def unknown_name(what: str, name: str, known: list[str], url: str) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
-    return f"{path}: there is no {what} {name!r}; {hint}"
+    return f"{url}: there is no {what} {name!r}; {hint}"

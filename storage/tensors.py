@@ -18,6 +18,7 @@ __all__ = [
     "block_checksums",
     "block_rows",
     "read_block_checksums",
+    "row_bytes",
     "tensor_spec",
 ]
 
@@ -64,13 +65,16 @@ def block_checksums(rows: np.ndarray, spec: TensorSpec) -> np.ndarray:
 
 
 class TensorSpool:
-    """Collects the raw rows of one tensor column in a file, then seals them as Arrow."""
+    """Collects the raw rows of one tensor column in a file, then seals them as Arrow.
+
+    rows: rows of the part that were seen, with a value or without.
+    """
 
     def __init__(self, name: str, spec: TensorSpec, spool: Path) -> None:
         self.name = name
         self.spec = spec
         self.rows = 0
-        self._dtype = np.dtype(spec.dtype)
+        self._present: list[np.ndarray] = []
         self._spool = spool
         self._file = spool.open("xb", buffering=1 << 20)
 
@@ -80,51 +84,59 @@ class TensorSpool:
         Raises:
             TensorColumnError: If dtype or shape differ from the column's.
         """
-        shape = self.spec.shape if rows is None else (rows, *self.spec.shape)
-        if not isinstance(value, np.ndarray) or value.dtype != self._dtype or value.shape != shape:
-            found = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise TensorColumnError(
-                f"{place}: tensor {self.name!r} is {found}, the column holds {self.spec.dtype}{shape}; "
-                "convert it first, nothing is cast silently"
-            )
-        return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        return row_bytes(self.name, self.spec, value, place, rows=rows)
 
     def append(self, data: memoryview) -> None:
         """Add checked bytes as the next rows."""
+        count = len(data) // self.spec.row_bytes
         self._file.write(data)
-        self.rows += len(data) // self.spec.row_bytes
+        self._present.append(np.arange(self.rows, self.rows + count))
+        self.rows += count
 
-    def reserve(self, rows: int) -> None:
-        """Make place for so many rows of zeros, to be written by number."""
-        self._file.truncate(rows * self.spec.row_bytes)
-        self.rows = rows
+    def skip(self, rows: int) -> None:
+        """Leave so many next rows without a value."""
+        self.rows += rows
 
-    def write_at(self, row: int, data: memoryview) -> None:
-        """Write checked bytes as the reserved rows from `row` on."""
-        self._file.seek(row * self.spec.row_bytes)
-        self._file.write(data)
+    def present(self) -> np.ndarray:
+        """The rows that have a value, int64 (n,) ascending."""
+        return np.concatenate([np.empty(0, np.int64), *self._present])
 
-    def seal(self, path: Path, start: int, stop: int) -> tuple[int, str]:
-        """Write rows start:stop as an Arrow file.
+    def seal(self, path: Path) -> tuple[int, str]:
+        """Write the rows that have a value as an Arrow file.
 
         Returns:
             The byte at which the rows begin, and the xxh3_128 of their block checksums.
         """
         self._file.flush()
         with pa.memory_map(str(self._spool)) as source:
-            raw = source.read_buffer()[start * self.spec.row_bytes : stop * self.spec.row_bytes]
+            raw = source.read_buffer()
         checksums = block_checksums(np.frombuffer(raw, np.uint8), self.spec).astype(">u8").tobytes()
         footer = {"block_rows": str(block_rows(self.spec)), "block_xxh3_64": checksums.hex()}
+        rows = raw.size // self.spec.row_bytes
         with pa.OSFile(str(path), "wb") as sink:
-            _write_arrow(
-                sink, self.name, self.spec, raw, stop - start, footer, _padding(self.name, self.spec)
-            )
+            _write_arrow(sink, self.name, self.spec, raw, rows, footer, _padding(self.name, self.spec))
         return _row_offset(self.name, self.spec), xxhash.xxh3_128_hexdigest(checksums)
 
     def close(self) -> None:
         """Drop the spooled rows."""
         self._file.close()
         self._spool.unlink(missing_ok=True)
+
+
+def row_bytes(name: str, spec: TensorSpec, value: object, place: str, *, rows: int | None) -> memoryview:
+    """The bytes of one row of a column, or of `rows` stacked rows; `place` names them in errors.
+
+    Raises:
+        TensorColumnError: If dtype or shape differ from the column's.
+    """
+    shape = spec.shape if rows is None else (rows, *spec.shape)
+    if not isinstance(value, np.ndarray) or value.dtype != np.dtype(spec.dtype) or value.shape != shape:
+        found = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise TensorColumnError(
+            f"{place}: tensor {name!r} is {found}, the column holds {spec.dtype}{shape}; "
+            "convert it first, nothing is cast silently"
+        )
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
 def _value_type(spec: TensorSpec) -> pa.DataType:

@@ -43,7 +43,7 @@ class View:
         return View(self.store, self.rows[index if isinstance(index, slice) else np.asarray(index)])
 
     def __repr__(self) -> str:
-        return f"View({len(self)} rows of {self.store.path}, snapshot {self.snapshot_id})"
+        return f"View({len(self)} rows of {self.store.url}, snapshot {self.snapshot_id})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return View, (self.store, self.rows)

@@ -48,16 +48,16 @@ class Writer:
         columns: Mapping[str, str],
     ) -> None:
         self.snapshot: Snapshot | None = None
-        self._root = readers.root
+        self._backend = readers.backend
         self._readers = readers
         self._message = message
-        self._base = newest_snapshot(self._root)
+        self._base = newest_snapshot(self._backend)
         self._known = readers.key_index(self._base.parts, "first-read")
         self._deleted = readers.deleted_rows(self._base)
         self._types = ColumnTypes(_origins(self._base), columns)
         for name, spec in tensors.items():
             _check_tensor_spec(name, spec, self._base)
-        self._staging = Staging(self._root)
+        self._staging = Staging(self._backend)
         self._rows = PartBuilder(self._staging, self._staging.id, self._types.types)
         for name, spec in tensors.items():
             self._rows.add_tensor(name, spec)
@@ -91,7 +91,9 @@ class Writer:
             TensorColumnError: If a tensor is missing, unknown, or of another dtype or shape.
         """
         if not self._usable:
-            raise StorageError(f"{self._root}: this writer is closed or failed before; begin a new commit")
+            raise StorageError(
+                f"{self._backend.url}: this writer is closed or failed before; begin a new commit"
+            )
         row = len(self)
         place = f"row {row} of the commit, key {key!r}"
         encoded = encode_key(key)
@@ -120,7 +122,7 @@ class Writer:
         theirs = self._known.find(key, self._deleted)
         if theirs is not None:
             raise DuplicateKeyError(
-                f"{place}: row {theirs} of {self._root} (snapshot {self._base.id}) has this key; "
+                f"{place}: row {theirs} of {self._backend.url} (snapshot {self._base.id}) has this key; "
                 "leave it out, or give it another key"
             )
 
@@ -155,7 +157,7 @@ class Writer:
     def _commit(self) -> None:
         if not self._usable:
             raise StorageError(
-                f"{self._root}: an earlier error left a row half written; nothing was committed"
+                f"{self._backend.url}: an earlier error left a row half written; nothing was committed"
             )
         if len(self) == 0 and self._quarantine is None:
             self.snapshot = self._base
@@ -164,7 +166,7 @@ class Writer:
         refused = self._seal_quarantine()
         self._staging.flush()
         try:
-            self.snapshot = publish(self._root, lambda newest: self._on_top_of(newest, part, refused))
+            self.snapshot = publish(self._backend, lambda newest: self._on_top_of(newest, part, refused))
         except _REFUSALS:
             self._staging.withdraw()
             raise
@@ -226,7 +228,7 @@ class Writer:
                     raise DuplicateKeyError(
                         f"row {row} of the commit, key {key.decode()!r}: another writer published it "
                         "meanwhile as row "
-                        f"{other} of {self._root} (snapshot {newest.id}); nothing "
+                        f"{other} of {self._backend.url} (snapshot {newest.id}); nothing "
                         "was committed"
                     )
 
