@@ -17,6 +17,7 @@ from storage.errors import (
     RowNotFoundError,
     SnapshotNotFoundError,
     StorageError,
+    StorageFullError,
     StoreExistsError,
     StoreNotFoundError,
     TensorColumnError,
@@ -25,6 +26,8 @@ from storage.garbage import GcReport
 from storage.history import SnapshotDiff
 from storage.integrity import Problem, VerifyReport
 from storage.manifest import Snapshot
+from storage.part_writer import PartWriter
+from storage.sealed import SealedPart
 from storage.shards import Counters
 from storage.store import FeatureStore
 from storage.view import View
@@ -43,13 +46,16 @@ __all__ = [
     "KeyNotFoundError",
     "ManifestError",
     "MissingShardError",
+    "PartWriter",
     "Problem",
     "QueryError",
     "RowNotFoundError",
+    "SealedPart",
     "Snapshot",
     "SnapshotDiff",
     "SnapshotNotFoundError",
     "StorageError",
+    "StorageFullError",
     "StoreExistsError",
     "StoreNotFoundError",
     "TensorColumn",

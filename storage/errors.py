@@ -16,6 +16,7 @@ __all__ = [
     "RowNotFoundError",
     "SnapshotNotFoundError",
     "StorageError",
+    "StorageFullError",
     "StoreExistsError",
     "StoreNotFoundError",
     "TensorColumnError",
@@ -24,6 +25,10 @@ __all__ = [
 
 class StorageError(OSError):
     """Root of every error that `storage` raises on purpose."""
+
+
+class StorageFullError(StorageError):
+    """The disk, or a limit on files, leaves no room for what was to be written."""
 
 
 class StoreNotFoundError(StorageError, FileNotFoundError):
