@@ -7,12 +7,16 @@ import weakref
 
 from storage.backends.base import Backend, Lease
 from storage.errors import SnapshotNotFoundError
-from storage.snapshots import snapshot_name
 
-__all__ = ["hold_snapshot"]
+__all__ = ["hold_snapshot", "snapshot_name"]
 
 _leases: weakref.WeakValueDictionary[tuple[str, int], Lease] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+
+
+def snapshot_name(snapshot_id: int) -> str:
+    """The file of a snapshot."""
+    return f"snapshots/{snapshot_id:08d}.json"
 
 
 def hold_snapshot(backend: Backend, snapshot_id: int) -> Lease:

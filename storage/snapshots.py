@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from storage.backends.base import Backend
+from storage.backends.base import Backend, Lease
 from storage.errors import (
     CommitConflictError,
     ManifestError,
@@ -19,11 +19,13 @@ from storage.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
+from storage.leases import hold_snapshot, snapshot_name
 from storage.manifest import Snapshot
 from storage.manifest_json import decode_snapshot, encode_snapshot
 
 __all__ = [
     "create_store",
+    "hold_newest",
     "list_snapshot_ids",
     "newest_snapshot",
     "publish",
@@ -119,7 +121,8 @@ def _remember(version: _Version | None, snapshot: Snapshot) -> None:
 
 def newest_snapshot(backend: Backend) -> Snapshot:
     """Read the snapshot with the highest number."""
-    while True:
+    ids: list[int] = []
+    for _ in range(_MAX_ATTEMPTS):
         ids = list_snapshot_ids(backend)
         if not ids:
             raise _not_a_store(backend)
@@ -131,6 +134,20 @@ def newest_snapshot(backend: Backend) -> Snapshot:
             if len(ids) == 1:
                 raise
             raise ManifestError(f"{error} (the one before is snapshot={ids[-2]})") from error
+    raise SnapshotNotFoundError(
+        f"{backend.url}: snapshot {ids[-1]} is listed but cannot be found; list the folder anew"
+    )
+
+
+def hold_newest(backend: Backend) -> tuple[Snapshot, Lease]:
+    """The newest snapshot, and what keeps gc from removing it and its files."""
+    for _ in range(_MAX_ATTEMPTS):
+        newest = newest_snapshot(backend)
+        with contextlib.suppress(SnapshotNotFoundError):
+            return newest, hold_snapshot(backend, newest.id)
+    raise SnapshotNotFoundError(
+        f"{backend.url}: every snapshot is removed as soon as it is read; collect garbage less often"
+    )
 
 
 def publish(backend: Backend, build: Callable[[Snapshot], Snapshot]) -> Snapshot:
@@ -139,10 +156,11 @@ def publish(backend: Backend, build: Callable[[Snapshot], Snapshot]) -> Snapshot
     `build` raises when its change does not fit the newest snapshot; id, parent and created are set here.
     """
     for attempt in range(_MAX_ATTEMPTS):
-        newest = newest_snapshot(backend)
+        newest, lease = hold_newest(backend)
         proposed = replace(build(newest), id=newest.id + 1, parent=newest.id, created=_now())
         if _publish_file(backend, proposed):
             return proposed
+        del lease
         time.sleep(random.SystemRandom().uniform(0, min(0.001 * 2**attempt, 0.1)))
     raise CommitConflictError(
         f"{backend.url}: {_MAX_ATTEMPTS} other commits came first; commit again with fewer writers"
@@ -155,11 +173,6 @@ def _publish_file(backend: Backend, snapshot: Snapshot) -> bool:
     with contextlib.suppress(FileNotFoundError):
         _remember(_version(backend, snapshot.id), snapshot)
     return True
-
-
-def snapshot_name(snapshot_id: int) -> str:
-    """The file of a snapshot."""
-    return f"snapshots/{snapshot_id:08d}.json"
 
 
 def _now() -> str:
