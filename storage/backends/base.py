@@ -11,6 +11,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,6 +179,10 @@ class Backend(ABC):
         """Make durable what was installed under these names, or removed."""
 
     # Collecting garbage
+
+    @abstractmethod
+    def exclude_collection(self) -> AbstractContextManager[None]:
+        """The one lock of gc while it removes, and of those who publish files that gc may find old. Waits."""
 
     @abstractmethod
     def walk(self, folder: str) -> Iterator[StoredFile]:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from storage.backends.base import Backend, Lease, StoredFile, Workspace
@@ -185,6 +186,17 @@ class LocalBackend(Backend):
             fsync_directory(folder.parent)
 
     # Collecting garbage
+
+    @contextmanager
+    def exclude_collection(self) -> Iterator[None]:
+        """A lock on a folder, which a kill releases. Network folders may not have it."""
+        fd = os.open(self.path / "snapshots", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
         for path in (self.path / folder).rglob("*"):

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class _Files:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.collection = threading.Lock()
         self.by_name: dict[str, _Control | _Shard] = {}
         self.held: Counter[str] = Counter()
         self.writers: set[str] = set()
@@ -188,6 +190,11 @@ class MemoryBackend(Backend):
         del names
 
     # Collecting garbage
+
+    @contextmanager
+    def exclude_collection(self) -> Iterator[None]:
+        with self._files.collection:
+            yield
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
         with self._files.lock:

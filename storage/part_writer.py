@@ -1,0 +1,180 @@
+"""Rows streamed into the files of one part, which is then sealed: complete, durable, not yet published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from storage.blobs import Blob
+from storage.columns import ColumnTypes
+from storage.errors import DuplicateKeyError, StorageError, TensorColumnError
+from storage.index import QuarantineWriter
+from storage.keys import encode_key, hash_key
+from storage.manifest import ColumnSpec, FileRef, Snapshot, TensorSpec
+from storage.part_builder import PartBuilder
+from storage.sealed import SealedPart, check_tensor_spec, column_origins
+from storage.shards import ReaderPool
+from storage.snapshots import newest_snapshot
+from storage.staging import Staging
+from storage.tensors import tensor_spec
+
+__all__ = ["PartWriter"]
+
+
+class PartWriter:
+    """Adds rows to one part; made by `FeatureStore.part_writer`, used in a `with` block.
+
+    When the block ends without an error, `sealed` is the record to be handed to `FeatureStore.publish_parts`,
+    in this process or another. An error in the block, or a kill, leaves nothing but files that gc removes.
+    Memory holds a few chunks of each column and about 100 bytes a row.
+    """
+
+    def __init__(
+        self, readers: ReaderPool, *, tensors: Mapping[str, TensorSpec], columns: Mapping[str, str]
+    ) -> None:
+        self.sealed: SealedPart | None = None
+        self._backend = readers.backend
+        self._readers = readers
+        self._base = newest_snapshot(self._backend)
+        self._known = readers.key_index(self._base.parts, "first-read")
+        self._deleted = readers.deleted_rows(self._base)
+        self._types = ColumnTypes(column_origins(self._base), columns)
+        for name, spec in tensors.items():
+            check_tensor_spec(name, spec, self._base, "this commit")
+        self._staging = Staging(self._backend)
+        self._rows = PartBuilder(self._staging, self._staging.id, self._types.types)
+        for name, spec in tensors.items():
+            self._rows.add_tensor(name, spec)
+        self._quarantine: QuarantineWriter | None = None
+        self._tensors_fixed = bool(tensors)
+        self._usable = True
+
+    def __len__(self) -> int:
+        """Rows added so far."""
+        return len(self._rows)
+
+    def add(
+        self,
+        /,
+        key: str,
+        blob: Blob | None = None,
+        tensors: Mapping[str, np.ndarray] | None = None,
+        **columns: object,
+    ) -> None:
+        """Add one row. An error leaves the commit as it was before the call.
+
+        Args:
+            key: Text of any length, unique in the store.
+            blob: Encoded bytes, stored as they are.
+            tensors: One array for every tensor column of this commit. Without a declaration the first row
+                sets them.
+            columns: Text, int, float, bool or None; anything else is kept as JSON text.
+
+        Raises:
+            DuplicateKeyError: If the store or this commit has the key; names both places.
+            ColumnError, ColumnTypeError: If a name or a value does not fit.
+            TensorColumnError: If a tensor is missing, unknown, or of another dtype or shape.
+        """
+        if not self._usable:
+            raise StorageError(
+                f"{self._backend.url}: this writer is closed or failed before; begin a new commit"
+            )
+        row = len(self)
+        place = f"row {row} of the commit, key {key!r}"
+        encoded = encode_key(key)
+        key_hash = hash_key(encoded)
+        self._refuse_duplicate(key, encoded, key_hash, place)
+        arrays = self._checked_tensors(tensors or {}, place)
+        values = {name: self._types.accept(name, value, place) for name, value in columns.items()}
+        self._usable = False
+        self._rows.add(encoded, key_hash, blob, values)
+        for name, data in arrays.items():
+            self._rows.tensors[name].append(data)
+        self._usable = True
+
+    def quarantine(self, *, key: str, place: str, reason: str, data: bytes | None = None) -> None:
+        """Record what was refused, with its bytes; published with the rows."""
+        if self._quarantine is None:
+            self._quarantine = QuarantineWriter(self._staging.path / "quarantine.parquet")
+        self._quarantine.add(key, place, reason, data)
+
+    def _refuse_duplicate(self, key: str, encoded: bytes, key_hash: int, place: str) -> None:
+        mine = self._rows.keys.find(encoded, key_hash)
+        if mine is not None:
+            raise DuplicateKeyError(
+                f"{place}: row {mine} of the same commit has this key; give each row a key of its own"
+            )
+        theirs = self._known.find(key, self._deleted)
+        if theirs is not None:
+            raise DuplicateKeyError(
+                f"{place}: row {theirs} of {self._backend.url} (snapshot {self._base.id}) has this key; "
+                "leave it out, or give it another key"
+            )
+
+    def _checked_tensors(self, tensors: Mapping[str, np.ndarray], place: str) -> dict[str, memoryview]:
+        if not self._tensors_fixed:
+            if len(self) == 0:
+                specs = {name: tensor_spec(name, array.dtype, array.shape) for name, array in tensors.items()}
+                for name, spec in specs.items():
+                    check_tensor_spec(name, spec, self._base, "this commit")
+                    self._rows.add_tensor(name, spec)
+            self._tensors_fixed = True
+        if tensors.keys() != self._rows.tensors.keys():
+            raise TensorColumnError(
+                f"{place}: tensors {sorted(tensors)}, every row of this commit has "
+                f"{sorted(self._rows.tensors)}; "
+                "write rows with other tensors in another commit"
+            )
+        return {name: self._rows.tensors[name].check(array, place) for name, array in tensors.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._usable = False
+            self._rows.close()
+            self._staging.close()
+
+    def _finish(self) -> None:
+        self.sealed = self._seal()
+
+    def _seal(self) -> SealedPart:
+        """Give the files their final names, durably."""
+        if not self._usable:
+            raise StorageError(
+                f"{self._backend.url}: an earlier error left a row half written; nothing was committed"
+            )
+        part = self._rows.seal() if len(self) else None
+        types = self._types.types() if part else {}
+        content = Snapshot(
+            id=0,
+            parent=self._base.id,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            message="",
+            num_rows=len(self),
+            next_row=len(self),
+            columns={name: ColumnSpec(type=kind, since=self._staging.id) for name, kind in types.items()},
+            tensors={name: spool.spec for name, spool in self._rows.tensors.items()} if part else {},
+            parts=(part,) if part else (),
+            deleted=None,
+            quarantine=self._seal_quarantine(),
+        )
+        self._staging.flush()
+        return SealedPart(id=self._staging.id, content=content)
+
+    def _seal_quarantine(self) -> tuple[FileRef, ...]:
+        if self._quarantine is None:
+            return ()
+        self._quarantine.close()
+        name = f"quarantine/part-{self._staging.id}.parquet"
+        return (self._staging.install(self._quarantine.path, name, self._quarantine.rows),)
