@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 
@@ -86,16 +87,22 @@ def list_tags(backend: Backend) -> dict[str, int]:
         stem, dot, suffix = name.rpartition(".")
         if suffix != "json" or not dot:
             continue
-        try:
-            tags[stem] = int(json.loads(backend.read(f"tags/{name}"))["snapshot"])
-        except (ValueError, KeyError, TypeError) as error:
-            place = backend.place(f"tags/{name}")
-            raise ManifestError(
-                f"{place}: the tag is damaged: {error}; remove the file and tag again"
-            ) from None
-        except FileNotFoundError:
-            continue
+        with contextlib.suppress(FileNotFoundError):
+            tags[stem] = _tagged(backend.read(f"tags/{name}"), backend.place(f"tags/{name}"))
     return tags
+
+
+def _tagged(content: bytes, place: str) -> int:
+    try:
+        number = json.loads(content)["snapshot"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ManifestError(f"{place}: the tag is damaged: {error}; remove the file and tag again") from None
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ManifestError(
+            f"{place}: the tag is damaged: {str(number)[:40]!r} is no number of a snapshot; remove the file "
+            "and tag again"
+        )
+    return number
 
 
 def remove_tag(backend: Backend, name: str) -> None:
