@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from datapipe.decode.image import DEFAULT_MAX_PIXELS, ImageFacts, check_image
+from datapipe.decode.facts import ImageFacts
+from datapipe.decode.image import DEFAULT_MAX_PIXELS, check_image
 from datapipe.decode.text import check_text
 from datapipe.errors import DecodeError
 from datapipe.sources.column_kinds import ColumnKinds
@@ -87,7 +88,7 @@ class Judge:
             columns = self.kinds.convert(record.columns)
             if record.load is not None:
                 blob = record.load()
-                facts = check_image(blob, max_pixels=self.max_pixels)
+                facts, _ = check_image(blob, max_pixels=self.max_pixels)
             elif "image" in self.optional:
                 facts = None
             else:

@@ -7,7 +7,7 @@ from typing import Final
 
 from PIL import Image
 
-__all__ = ["METADATA_ERRORS", "apply_orientation", "read_orientation", "swaps_axes"]
+__all__ = ["METADATA_ERRORS", "apply_orientation", "orientation_of", "read_orientation", "swaps_axes"]
 
 _ORIENTATION_TAG: Final = 0x0112
 
@@ -47,7 +47,16 @@ def read_orientation(image: Image.Image) -> tuple[int, bool]:
         The orientation 1..8, and whether the block was broken. Anything unreadable counts as 1.
     """
     try:
-        value = image.getexif().get(_ORIENTATION_TAG, 1)
+        tags = image.getexif()
+    except METADATA_ERRORS:
+        return 1, True
+    return orientation_of(tags)
+
+
+def orientation_of(tags: Image.Exif) -> tuple[int, bool]:
+    """The orientation in a block of tags, as read_orientation tells it."""
+    try:
+        value = tags.get(_ORIENTATION_TAG, 1)
     except METADATA_ERRORS:
         return 1, True
     if isinstance(value, int) and 1 <= value <= 8:

@@ -1,0 +1,174 @@
+"""The careful path: any format that Pillow reads, with a reason for everything that fails."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from PIL import Image, ImageFile
+
+from datapipe.decode.colour import has_alpha, to_rgb
+from datapipe.decode.exif import METADATA_ERRORS, apply_orientation, read_orientation, swaps_axes
+from datapipe.decode.facts import ImageFacts
+from datapipe.errors import DataError, DecodeError
+
+__all__ = ["check_pixel_budget", "load_frame", "load_picture", "open_picture", "read_facts", "refuse_switch"]
+
+_PIXEL_ERRORS: Final = (*METADATA_ERRORS, EOFError, MemoryError, Image.DecompressionBombError)
+
+
+def refuse_switch() -> None:
+    """Refuse to decode while Pillow fills cut pictures with grey.
+
+    Raises:
+        DataError: If the process-wide switch is on.
+    """
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise DataError(
+            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on in this process, so that cut files would pass as "
+            "whole pictures with grey areas; set it to False"
+        )
+
+
+@contextmanager
+def open_picture(data: bytes | memoryview, format_name: str, max_pixels: int) -> Iterator[Image.Image]:
+    """Open by the format that was sniffed, and check the size that the header claims.
+
+    Raises:
+        DecodeError: Reasons `missing_codec`, `too_many_pixels`, `truncated`, `corrupt`.
+    """
+    with _open(data, format_name) as image:
+        check_pixel_budget(image.width, image.height, max_pixels)
+        yield image
+
+
+def read_facts(image: Image.Image, format_name: str) -> ImageFacts:
+    """Tell the facts of an opened picture, before its pixels are loaded."""
+    orientation, is_exif_broken = read_orientation(image)
+    # Pillow turns a TIFF while it loads, and tells the size as stored until then.
+    is_turned = swaps_axes(orientation)
+    return ImageFacts(
+        format=format_name.lower(),
+        mode=image.mode,
+        had_alpha=has_alpha(image),
+        exif_orientation=orientation,
+        n_frames=_count_frames(image, format_name),
+        width=image.height if is_turned else image.width,
+        height=image.width if is_turned else image.height,
+        notes=("broken_exif",) if is_exif_broken else (),
+    )
+
+
+def load_picture(
+    image: Image.Image,
+    facts: ImageFacts,
+    data: bytes | memoryview,
+    format_name: str,
+    background: tuple[int, int, int],
+) -> tuple[Image.Image, bool]:
+    """Decode the pixels of the first frame: upright RGB, and whether a broken profile was ignored.
+
+    Raises:
+        DecodeError: Reasons `truncated`, `corrupt`, `too_many_pixels`, `out_of_memory`.
+    """
+    _load(image, data, format_name)
+    rgb, is_profile_broken = _to_rgb(image, background)
+    # Pillow's TIFF reader turns the pixels while it loads; every other reader leaves them.
+    if format_name != "TIFF":
+        rgb = apply_orientation(rgb, facts.exif_orientation)
+    return rgb, is_profile_broken
+
+
+def load_frame(
+    image: Image.Image,
+    number: int,
+    facts: ImageFacts,
+    data: bytes | memoryview,
+    format_name: str,
+    background: tuple[int, int, int],
+) -> Image.Image:
+    """Decode one frame or page, counted from 0: upright RGB."""
+    try:
+        image.seek(number)
+    except _PIXEL_ERRORS as error:
+        raise DecodeError("corrupt", f"{format_name}: frame {number} cannot be reached: {error}") from error
+    return load_picture(image, facts, data, format_name, background)[0]
+
+
+def check_pixel_budget(width: int, height: int, max_pixels: int, num_frames: int = 1) -> None:
+    """Refuse what the header claims when it is too much.
+
+    Raises:
+        DecodeError: Reason `too_many_pixels`.
+    """
+    pixels = width * height * num_frames
+    if pixels > max_pixels:
+        claim = f"{width}x{height}" + (f" in {num_frames} frames" if num_frames > 1 else "")
+        raise DecodeError(
+            "too_many_pixels",
+            f"the header claims {claim} = {pixels} pixels, the budget is {max_pixels}; "
+            "raise max_pixels or shrink the picture",
+        )
+
+
+def _open(data: bytes | memoryview, format_name: str) -> Image.Image:
+    formats = [format_name]
+    if format_name == "JPEG":
+        formats.append("MPO")
+    Image.init()
+    if format_name not in Image.OPEN:
+        package = (
+            "pillow-heif (and call pillow_heif.register_heif_opener())"
+            if format_name == "HEIF"
+            else "a codec"
+        )
+        raise DecodeError("missing_codec", f"this Pillow cannot read {format_name}; install {package}")
+    try:
+        return Image.open(io.BytesIO(data), formats=formats)
+    except Image.DecompressionBombError as error:
+        raise DecodeError("too_many_pixels", str(error)) from error
+    except _PIXEL_ERRORS as error:
+        reason = "truncated" if _is_cut(data, format_name) else "corrupt"
+        raise DecodeError(reason, f"the {format_name} header cannot be read: {error}") from error
+
+
+def _load(image: Image.Image, data: bytes | memoryview, format_name: str) -> None:
+    try:
+        image.load()
+    except Image.DecompressionBombError as error:
+        raise DecodeError("too_many_pixels", str(error)) from error
+    except _PIXEL_ERRORS as error:
+        is_cut = "truncated" in str(error).lower() or _is_cut(data, format_name)
+        reason = "truncated" if is_cut else "corrupt"
+        if isinstance(error, MemoryError):
+            reason = "out_of_memory"
+        raise DecodeError(reason, f"{format_name} of {len(data)} bytes: {error}") from error
+
+
+def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
+    try:
+        return to_rgb(image, background=background)
+    except _PIXEL_ERRORS as error:
+        raise DecodeError("corrupt", f"mode {image.mode} cannot be converted to RGB: {error}") from error
+
+
+def _is_cut(data: bytes | memoryview, format_name: str) -> bool:
+    """Whether the container itself shows that its end is missing."""
+    if format_name == "JPEG":
+        return b"\xff\xd9" not in bytes(data[-4096:])
+    if format_name == "PNG":
+        return b"IEND" not in bytes(data[-4096:])
+    if format_name == "WEBP":
+        return len(data) < int.from_bytes(bytes(data[4:8]), "little") + 8
+    return len(data) < 64
+
+
+def _count_frames(image: Image.Image, format_name: str) -> int:
+    if format_name == "ICO":
+        return 1
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except METADATA_ERRORS:
+        return 1

@@ -1,0 +1,221 @@
+"""The fast path for ordinary JPEGs: libjpeg-turbo itself, strict about damage, with the same pixels out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import simplejpeg  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from PIL import Image
+
+from datapipe.decode.exif import METADATA_ERRORS, orientation_of
+from datapipe.decode.resize import Resample, resize_pixels
+from datapipe.errors import DecodeError
+
+__all__ = [
+    "JpegHeader",
+    "check_jpeg",
+    "decode_jpeg",
+    "decode_jpeg_resized",
+    "orient_pixels",
+    "read_jpeg_header",
+]
+
+_EXIF: Final = b"Exif\0\0"
+_ICC: Final = b"ICC_PROFILE\0"
+_MPF: Final = b"MPF\0"
+_XMP: Final = b"http://ns.adobe.com/xap/1.0/\0"
+_STANDALONE: Final = frozenset((0x01, *range(0xD0, 0xD9)))
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PLAIN_FRAMES: Final = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive, all Huffman coded
+_REFUSED_FRAMES: Final = {
+    0xC3: "lossless",
+    0xC5: "hierarchical",
+    0xC6: "hierarchical",
+    0xC7: "hierarchical",
+    0xCB: "lossless",
+    0xCD: "hierarchical",
+    0xCE: "hierarchical",
+    0xCF: "hierarchical",
+}
+_ENOUGH_FOR_HASH: Final = 64  # shorter side, in pixels, of what the perceptual hash is made from
+_SCALE_MARGIN: Final = (
+    3  # DCT scaling stays within 0.5 grey levels in the mean when so much is left to shrink
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JpegHeader:
+    """What stands before the first scan."""
+
+    width: int  # pixels as stored
+    height: int
+    mode: str  # Pillow's name: "L" or "RGB"
+    orientation: int  # 1..8
+    is_exif_broken: bool
+
+
+def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
+    """Read the header of an ordinary JPEG: 8 bits, grey or colour, without a profile that changes colours.
+
+    Returns:
+        None for everything that Pillow has to decide: CMYK, several pictures in one file, embedded profiles,
+        arithmetic coding, orientation in XMP, and headers that are cut or broken.
+
+    Raises:
+        DecodeError: Reason `unsupported_format` for lossless and hierarchical JPEGs, and for more or fewer
+            than 8 bits a sample, naming what it is.
+    """
+    offset, orientation, is_exif_broken, has_exif = 2, 1, False, False
+    frame: tuple[int, int, int] | None = None
+    while offset + 4 <= len(data):
+        if data[offset] != 0xFF:
+            return None
+        marker = data[offset + 1]
+        if marker == 0xFF:
+            offset += 1
+            continue
+        if marker in _STANDALONE:
+            offset += 2
+            continue
+        if marker == 0xDA:
+            break
+        length = (data[offset + 2] << 8) | data[offset + 3]
+        start, end = offset + 4, offset + 2 + length
+        if length < 2 or end > len(data):
+            return None
+        if marker in _FRAMES:
+            _refuse_frame(marker, data[start])
+            if marker not in _PLAIN_FRAMES or length < 8:
+                return None
+            size = bytes(data[start + 1 : start + 6])
+            frame = (int.from_bytes(size[:2], "big"), int.from_bytes(size[2:4], "big"), size[4])
+        elif marker == 0xE1:
+            payload = bytes(data[start:end])
+            if payload.startswith(_EXIF):
+                if has_exif:
+                    return None
+                has_exif = True
+                orientation, is_exif_broken = _orientation(payload)
+            elif payload.startswith(_XMP) and b"rientation" in payload:
+                return None
+        elif marker == 0xE2 and not _is_harmless_app2(bytes(data[start:end])):
+            return None
+        offset = end
+    if frame is None or offset + 4 > len(data) or 0 in frame[:2] or frame[2] not in (1, 3):
+        return None
+    height, width, num_components = frame
+    mode = "L" if num_components == 1 else "RGB"
+    return JpegHeader(
+        width=width, height=height, mode=mode, orientation=orientation, is_exif_broken=is_exif_broken
+    )
+
+
+def decode_jpeg(data: bytes | memoryview) -> NDArray[np.uint8]:
+    """Decode an ordinary JPEG to RGB as stored, before any rotation.
+
+    Returns:
+        uint8 (H, W, 3).
+
+    Raises:
+        DecodeError: Reasons `truncated` and `corrupt`, also for damage that libjpeg would repair by guess.
+    """
+    pixels: NDArray[np.uint8] = _strictly(data, "RGB")
+    return pixels
+
+
+def decode_jpeg_resized(
+    data: bytes | memoryview, header: JpegHeader, size: tuple[int, int], resample: Resample
+) -> NDArray[np.uint8]:
+    """Decode an ordinary JPEG to RGB as stored, and resize it.
+
+    A picture that is much larger than size is shrunk while it is decoded, as long as three times the size is
+    left for the filter: that changes the result by less than one grey level in the mean, two on pure noise.
+
+    Args:
+        data: The whole file.
+        header: From read_jpeg_header.
+        size: (height, width) wanted, of the picture as stored.
+        resample: See resize_pixels.
+
+    Raises:
+        DecodeError: See decode_jpeg.
+    """
+    if resample in ("linear", "nearest"):
+        return resize_pixels(decode_jpeg(data), size, resample)
+    least = (size[0] * _SCALE_MARGIN, size[1] * _SCALE_MARGIN)
+    pixels = _strictly(data, "RGB", least, min_factor=2)
+    # libjpeg rounds a scaled size up; the last row and column then stand for a part of a pixel only.
+    eighths = round(8 * max(pixels.shape[:2]) / max(header.height, header.width))
+    extent = (header.height * eighths / 8, header.width * eighths / 8)
+    return resize_pixels(pixels, size, resample, extent=extent)
+
+
+def check_jpeg(data: bytes | memoryview) -> NDArray[np.uint8]:
+    """Decode every coded value of all components, and put together a small grey picture of them.
+
+    What makes a file fail is found while its values are decoded; what is saved is the arithmetic behind that.
+
+    Returns:
+        uint8 (h, w), the luma of the picture as stored, shrunk up to eightfold.
+
+    Raises:
+        DecodeError: See decode_jpeg.
+    """
+    grey = _strictly(data, "GRAY", (_ENOUGH_FOR_HASH, _ENOUGH_FOR_HASH), min_factor=2)
+    return grey[:, :, 0]
+
+
+def orient_pixels(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Turn and mirror stored pixels (H, W, ...) so that the picture stands upright; a view."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
+
+
+def _strictly(
+    data: bytes | memoryview, colours: str, least: tuple[int, int] = (0, 0), *, min_factor: int = 1
+) -> NDArray[np.uint8]:
+    try:
+        return simplejpeg.decode_jpeg(
+            data, colours, min_height=least[0], min_width=least[1], min_factor=min_factor, strict=True
+        )
+    except ValueError as error:
+        reason = "truncated" if "Premature end of JPEG file" in str(error) else "corrupt"
+        raise DecodeError(reason, f"JPEG of {len(data)} bytes: {error}") from error
+    except MemoryError as error:
+        raise DecodeError("out_of_memory", f"JPEG of {len(data)} bytes: {error}") from error
+
+
+def _refuse_frame(marker: int, precision: int) -> None:
+    kind = _REFUSED_FRAMES.get(marker)
+    if kind is None and precision != 8:
+        kind = f"{precision}-bit"
+    if kind is not None:
+        raise DecodeError("unsupported_format", f"a {kind} JPEG; convert it to an 8-bit JPEG or to PNG")
+
+
+def _is_harmless_app2(payload: bytes) -> bool:
+    if payload.startswith(_MPF):
+        return False
+    return not payload.startswith(_ICC) or _names_srgb(payload)
+
+
+def _names_srgb(payload: bytes) -> bool:
+    head = payload[: len(_ICC) + 2 + 1024]
+    return b"sRGB" in head or "sRGB".encode("utf-16-be") in head
+
+
+def _orientation(payload: bytes) -> tuple[int, bool]:
+    tags = Image.Exif()
+    try:
+        tags.load(payload)
+        return orientation_of(tags)
+    except METADATA_ERRORS:
+        return 1, True
