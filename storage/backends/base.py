@@ -45,10 +45,12 @@ class Workspace:
     """A folder on this machine for the files of one commit.
 
     close: removes it and says that its writer is gone.
+    leave: says that its writer is gone, but leaves the folder to `reopen_workspace`.
     """
 
     path: Path
     close: Callable[[], None]
+    leave: Callable[[], None]
 
 
 class Backend(ABC):
@@ -169,6 +171,10 @@ class Backend(ABC):
     @abstractmethod
     def open_workspace(self, writer: str) -> Workspace:
         """Make the staging folder of a writer, by whose name `live_writers` knows it."""
+
+    @abstractmethod
+    def reopen_workspace(self, writer: str) -> Workspace | None:
+        """The staging folder of a writer that left it, or a new one; None while somebody is at work there."""
 
     @abstractmethod
     def install(self, source: Path, name: str) -> None:

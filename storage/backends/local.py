@@ -157,18 +157,36 @@ class LocalBackend(Backend):
 
     def open_workspace(self, writer: str) -> Workspace:
         path = self.path / "staging" / writer
+        self._make_workspace(path, exist_ok=False)
+        workspace = self._lock_workspace(path)
+        if workspace is None:
+            raise StorageError(f"{path}: gc took the folder of a new commit for an old one; commit again")
+        return workspace
+
+    def reopen_workspace(self, writer: str) -> Workspace | None:
+        path = self.path / "staging" / writer
+        self._make_workspace(path, exist_ok=True)
+        return self._lock_workspace(path)
+
+    def _make_workspace(self, path: Path, exist_ok: bool) -> None:
         try:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=exist_ok)
         except OSError as error:
             raise StorageError(f"{self.path}: the store cannot be written to: {error.strerror}") from error
+
+    def _lock_workspace(self, path: Path) -> Workspace | None:
         lock = (path / _LOCK_NAME).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return None
 
         def close() -> None:
             shutil.rmtree(path, ignore_errors=True)
             lock.close()
 
-        return Workspace(path=path, close=close)
+        return Workspace(path=path, close=close, leave=lock.close)
 
     def install(self, source: Path, name: str) -> None:
         fsync_file(source)

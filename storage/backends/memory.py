@@ -178,7 +178,12 @@ class MemoryBackend(Backend):
             shutil.rmtree(path, ignore_errors=True)
             self._files.writers.discard(writer)
 
-        return Workspace(path=path, close=close)
+        return Workspace(path=path, close=close, leave=close)
+
+    def reopen_workspace(self, writer: str) -> Workspace | None:
+        """A new folder in any case: what lives in memory leaves no work behind."""
+        with self._files.lock:
+            return None if writer in self._files.writers else self.open_workspace(writer)
 
     def install(self, source: Path, name: str) -> None:
         shard = _Shard(source)
