@@ -2,70 +2,42 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from storage.arrow_numpy import to_numpy
-from storage.backends import Backend, LocalBackend, find_backend
+from storage.backends import Backend, find_backend
 from storage.column import TensorColumn
-from storage.columns import SQL_TYPES
 from storage.compaction import compact_parts
 from storage.deletion import delete_rows
-from storage.errors import KeyNotFoundError, SnapshotNotFoundError, StorageError, TensorColumnError
+from storage.errors import TensorColumnError
 from storage.features import Values, add_tensor_column, newest_store
 from storage.garbage import GcReport, collect_garbage
-from storage.history import SnapshotDiff, diff_snapshots, list_tags, read_log, remove_tag, write_tag
-from storage.index import QuarantineWriter
+from storage.handle import unknown_name
 from storage.integrity import VerifyReport, verify_store
-from storage.key_index import KeyIndex
-from storage.leases import hold_snapshot
-from storage.manifest import Snapshot
-from storage.query import SampleTable
-from storage.rows import RowMap
+from storage.manifest import Snapshot, TensorSpec
+from storage.part_writer import PartWriter
+from storage.reading import Reading
 from storage.schema_change import drop_column, rename_column
-from storage.shards import VERIFY_POLICIES, Counters, PartReader, ReaderPool
-from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, publish, read_snapshot
+from storage.sealed import SealedPart, publish_parts
+from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, read_snapshot
 from storage.tensors import tensor_spec
+from storage.versions import Versions
 from storage.view import View
 from storage.writer import Writer
 
 __all__ = ["FeatureStore"]
 
 
-class FeatureStore:
+class FeatureStore(Reading, Versions):
     """One snapshot of a store, opened for reading; writers publish new snapshots beside it.
 
     A handle never changes what it shows: after a commit, `refresh()` gives a handle on the newest snapshot.
     It can be pickled and used after a fork, and may be read from several threads.
     """
-
-    def __init__(
-        self,
-        backend: Backend,
-        snapshot: Snapshot,
-        verify: str,
-        counters: Counters | None = None,
-        readers: ReaderPool | None = None,
-    ) -> None:
-        if verify not in VERIFY_POLICIES:
-            raise StorageError(f"verify={verify!r} is none of {', '.join(VERIFY_POLICIES)}")
-        self.backend = backend
-        self.snapshot = snapshot
-        self.policy = verify
-        self.counters = counters or Counters()
-        self._pool = readers or ReaderPool(backend)
-        self._readers: list[PartReader | None] = [None] * len(snapshot.parts)
-        self._lease = hold_snapshot(backend, snapshot.id)
-        self.row_map = RowMap(snapshot, self._pool)
-        self._key_index: KeyIndex | None = None
-        self._samples: SampleTable | None = None
 
     @classmethod
     def create(cls, path: str | Path | Backend, exist_ok: bool = False) -> FeatureStore:
@@ -99,30 +71,41 @@ class FeatureStore:
         found = newest_snapshot(backend) if snapshot is None else read_snapshot(backend, snapshot)
         return cls(backend, found, verify)
 
-    @property
-    def url(self) -> str:
-        """Where the store lies, as text: the path of a folder, or a URL."""
-        return self.backend.url
-
-    @property
-    def path(self) -> Path:
-        """The folder of the store.
-
-        Raises:
-            StorageError: If the store does not lie in a folder.
-        """
-        if isinstance(self.backend, LocalBackend):
-            return self.backend.path
-        raise StorageError(f"{self.url}: the store does not lie in a folder; use url instead of path")
-
-    def __repr__(self) -> str:
-        return f"FeatureStore({self.url!r}, snapshot={self.snapshot.id}, {self.snapshot.num_rows} rows)"
-
-    def __len__(self) -> int:
-        return self.snapshot.num_rows
-
     def __reduce__(self) -> tuple[Any, ...]:
         return FeatureStore.open, (self.backend, self.snapshot.id, self.policy)
+
+    def select(
+        self, where: str | None = None, *, order_by: str | None = None, limit: int | None = None
+    ) -> View:
+        """Rows that meet an SQL condition, in row order or as `order_by` says.
+
+        Args:
+            where: For example "split = 'train' and width >= 256"; None for all rows.
+            order_by: For example "width desc"; rows that compare equal stay in row order.
+            limit: At most so many.
+        """
+        if where is None and order_by is None:
+            return View(self, self.row_map.live_rows()[:limit])
+        sql = "SELECT row FROM samples" + (f" WHERE (\n{where}\n)" if where else "")
+        if order_by is not None or limit is not None:
+            sql += " ORDER BY " + (f"{order_by}\n, row" if order_by else "row")
+        if limit is not None:
+            sql += f" LIMIT {int(limit)}"
+        rows = to_numpy(self.query(sql).column(0), np.int64)
+        return View(self, rows if order_by is not None else np.sort(rows))
+
+    def tensor(self, name: str) -> TensorColumn:
+        """A tensor column.
+
+        Raises:
+            TensorColumnError: If there is none of this name; names the nearest.
+        """
+        spec = self.snapshot.tensors.get(name)
+        if spec is None:
+            raise TensorColumnError(
+                unknown_name("tensor column", name, list(self.snapshot.tensors), self.url)
+            )
+        return TensorColumn(self, name, spec)
 
     # Writing
 
@@ -141,10 +124,32 @@ class FeatureStore:
             columns: Types of metadata columns to be fixed beforehand: name -> string, int, float, bool or
                 json.
         """
-        specs = {
-            name: tensor_spec(name, dtype, tuple(shape)) for name, (dtype, shape) in (tensors or {}).items()
-        }
-        return Writer(self._pool, message=message, tensors=specs, columns=columns or {})
+        return Writer(self._pool, message=message, tensors=_specs(tensors), columns=columns or {})
+
+    def part_writer(
+        self,
+        *,
+        tensors: Mapping[str, tuple[np.typing.DTypeLike, Sequence[int]]] | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> PartWriter:
+        """Begin a part that another process may publish. Takes the arguments of `writer`.
+
+        Workers, on this machine or others that see the folder, each write parts; `publish_parts` commits all
+        of them at once. A part that nobody publishes is removed by gc after its grace period.
+        """
+        return PartWriter(self._pool, tensors=_specs(tensors), columns=columns or {})
+
+    def publish_parts(self, parts: Iterable[SealedPart], message: str = "append") -> Snapshot:
+        """Commit parts that were sealed by part writers in one snapshot, in the order given, or none of them.
+
+        Raises:
+            DuplicateKeyError: If two parts, or a part and the store, have the same key; names both places.
+            ColumnError, ColumnTypeError, TensorColumnError: If the columns of two parts, or of a part and the
+                store, do not fit each other.
+            CommitConflictError: If a part is given twice or was published before.
+            MissingShardError: If a part is gone. After an error the parts that are left can be published.
+        """
+        return publish_parts(self._pool, list(parts), message)
 
     def append(self, rows: Iterable[Mapping[str, Any]], message: str = "append") -> Snapshot:
         """Commit rows given as mappings: "key", optional "blob" and "tensors", any columns."""
@@ -195,12 +200,6 @@ class FeatureStore:
         """
         return rename_column(self._pool, name, new_name, message or f"rename column {name} to {new_name}")
 
-    def restore(self, snapshot_id: int, message: str = "") -> Snapshot:
-        """Publish a new snapshot with the content of an earlier one. Row numbers are not used again."""
-        old = read_snapshot(self.backend, snapshot_id)
-        text = message or f"restore snapshot {snapshot_id}"
-        return publish(self.backend, lambda newest: replace(old, message=text, next_row=newest.next_row))
-
     def delete(self, rows: str | View, message: str = "") -> Snapshot:
         """Publish a snapshot without some rows: those that meet an SQL condition now, or those of a view.
 
@@ -220,160 +219,6 @@ class FeatureStore:
         """
         return compact_parts(self._pool, max_part_bytes, message)
 
-    # History
-
-    def log(self) -> list[Snapshot]:
-        """This snapshot and those it was made from, newest first."""
-        return read_log(self.backend, self.snapshot)
-
-    def diff(self, old: int | str, new: int | str) -> SnapshotDiff:
-        """What changed from one snapshot to another, given by number or tag."""
-        return diff_snapshots(self._pool, self.at(old).snapshot, self.at(new).snapshot)
-
-    def at(self, snapshot: int | str) -> FeatureStore:
-        """A handle on another snapshot of the store, given by number or tag.
-
-        Raises:
-            SnapshotNotFoundError: If there is none.
-        """
-        if isinstance(snapshot, str):
-            tags = self.tags()
-            if snapshot not in tags:
-                raise SnapshotNotFoundError(unknown_name("tag", snapshot, list(tags), self.url))
-            snapshot = tags[snapshot]
-        found = read_snapshot(self.backend, snapshot)
-        return FeatureStore(self.backend, found, self.policy, self.counters, self._pool.narrowed(found.parts))
-
-    def tag(self, name: str, snapshot: int | None = None) -> None:
-        """Give a snapshot (by default this one) a name. A tagged snapshot is never removed.
-
-        Raises:
-            StorageError: If the name is taken or is not made of letters, digits, "_", "-" and ".".
-        """
-        write_tag(self.backend, name, self.snapshot.id if snapshot is None else snapshot)
-
-    def untag(self, name: str) -> None:
-        """Forget a tag; the snapshot itself stays."""
-        remove_tag(self.backend, name)
-
-    def tags(self) -> dict[str, int]:
-        """Tags -> number of the snapshot."""
-        return list_tags(self.backend)
-
-    # Reading
-
-    def snapshots(self) -> list[Snapshot]:
-        """All snapshots, oldest first."""
-        return [read_snapshot(self.backend, number) for number in list_snapshot_ids(self.backend)]
-
-    def refresh(self) -> FeatureStore:
-        """A handle on the newest snapshot, with the same policy and counters."""
-        newest = newest_snapshot(self.backend)
-        return FeatureStore(
-            self.backend, newest, self.policy, self.counters, self._pool.narrowed(newest.parts)
-        )
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """Metadata columns -> SQL type."""
-        own = {"row": "BIGINT", "key": "VARCHAR", "hash": "VARCHAR", "bytes": "BIGINT"}
-        return own | {name: SQL_TYPES[spec.type] for name, spec in self.snapshot.columns.items()}
-
-    @property
-    def tensor_columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Tensor columns -> dtype and shape of one row."""
-        return {name: (np.dtype(spec.dtype), spec.shape) for name, spec in self.snapshot.tensors.items()}
-
-    def query(self, sql: str) -> pa.Table:
-        """The result of one SELECT over the table `samples`.
-
-        Raises:
-            QueryError: If it is anything else, or reads anything else.
-        """
-        if self._samples is None:
-            paths = [str(self.part(i).check_index(self.policy)) for i in range(len(self.snapshot.parts))]
-            self._samples = SampleTable(self.snapshot, paths, self.row_map.deleted)
-        return self._samples.run(sql)
-
-    def select(
-        self, where: str | None = None, *, order_by: str | None = None, limit: int | None = None
-    ) -> View:
-        """Rows that meet an SQL condition, in row order or as `order_by` says.
-
-        Args:
-            where: For example "split = 'train' and width >= 256"; None for all rows.
-            order_by: For example "width desc"; rows that compare equal stay in row order.
-            limit: At most so many.
-        """
-        if where is None and order_by is None:
-            return View(self, self.row_map.live_rows()[:limit])
-        sql = "SELECT row FROM samples" + (f" WHERE (\n{where}\n)" if where else "")
-        if order_by is not None or limit is not None:
-            sql += " ORDER BY " + (f"{order_by}\n, row" if order_by else "row")
-        if limit is not None:
-            sql += f" LIMIT {int(limit)}"
-        rows = to_numpy(self.query(sql).column(0), np.int64)
-        return View(self, rows if order_by is not None else np.sort(rows))
-
-    def key(self, row: int) -> str:
-        """The key of a row."""
-        part, local = self.row_map.locate_one(row)
-        return self.part(part).keys(self.policy).key(local)
-
-    def row(self, key: str) -> int:
-        """The row of a key.
-
-        Raises:
-            KeyNotFoundError: If there is none; names the nearest keys.
-        """
-        if self._key_index is None:
-            self._key_index = self._pool.key_index(self.snapshot.parts, self.policy)
-        row = self._key_index.find(key, self.row_map.deleted)
-        if row is None:
-            near = self._nearest_keys(key)
-            hint = f"; the nearest are {', '.join(map(repr, near))}" if near else ""
-            raise KeyNotFoundError(f"{self.url}: snapshot {self.snapshot.id} has no key {key!r}{hint}")
-        return row
-
-    def blob(self, row: int) -> memoryview:
-        """The encoded bytes of a row, on the map of their shard: nothing is copied.
-
-        Raises:
-            RowNotFoundError: If there is no such row.
-            StorageError: If the row has no blob.
-            CorruptionError: If the bytes do not match their checksum.
-        """
-        part, local = self.row_map.locate_one(row)
-        blob = self.part(part).blob(local, self.policy)
-        if blob is None:
-            raise StorageError(
-                f"{self.url}: row {row}, key {self.key(row)!r}, has no blob; select where bytes is not null"
-            )
-        self.counters.bytes_read += len(blob)
-        return blob
-
-    def tensor(self, name: str) -> TensorColumn:
-        """A tensor column.
-
-        Raises:
-            TensorColumnError: If there is none of this name; names the nearest.
-        """
-        spec = self.snapshot.tensors.get(name)
-        if spec is None:
-            raise TensorColumnError(
-                unknown_name("tensor column", name, list(self.snapshot.tensors), self.url)
-            )
-        return TensorColumn(self, name, spec)
-
-    def quarantined(self) -> pa.Table:
-        """What was refused: key, place, reason, data."""
-        schema = QuarantineWriter.SCHEMA
-        tables = []
-        for ref in self.snapshot.quarantine:
-            mapped, _ = self.backend.map(ref)
-            tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
-        return pa.concat_tables(tables) if tables else schema.empty_table()
-
     # Care
 
     def verify(self) -> VerifyReport:
@@ -390,29 +235,8 @@ class FeatureStore:
         """
         return collect_garbage(self.backend, grace_s=grace_s, keep_last=keep_last)
 
-    # For views and tensor columns
 
-    def part(self, index: int) -> PartReader:
-        """The reader of the part at a position of `snapshot.parts`."""
-        reader = self._readers[index]
-        if reader is None:
-            reader = self._readers[index] = self._pool.get(self.snapshot.parts[index])
-        return reader
-
-    def unknown_column(self, name: str) -> str:
-        """The text of an error about a metadata column that does not exist."""
-        return unknown_name("column", name, list(self.columns), self.url)
-
-    def _nearest_keys(self, key: str) -> list[str]:
-        """Up to three existing keys that look like `key`, sought by SQL so that no list of keys is built."""
-        literal = "'" + key.replace("'", "''").replace("\0", "") + "'"
-        table = self.query(
-            f"SELECT key FROM samples ORDER BY jaro_winkler_similarity(key, {literal}) DESC LIMIT 3"
-        )
-        return table.column(0).to_pylist()
-
-
-def unknown_name(what: str, name: str, known: list[str], url: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
-    return f"{url}: there is no {what} {name!r}; {hint}"
+def _specs(
+    tensors: Mapping[str, tuple[np.typing.DTypeLike, Sequence[int]]] | None,
+) -> dict[str, TensorSpec]:
+    return {name: tensor_spec(name, dtype, tuple(shape)) for name, (dtype, shape) in (tensors or {}).items()}

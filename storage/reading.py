@@ -1,0 +1,103 @@
+"""Reading what a snapshot holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.columns import SQL_TYPES
+from storage.errors import KeyNotFoundError, StorageError
+from storage.handle import StoreHandle, unknown_name
+from storage.index import QuarantineWriter
+from storage.key_index import KeyIndex
+from storage.query import SampleTable
+
+__all__ = ["Reading"]
+
+
+class Reading(StoreHandle):
+    """The part of a store handle that reads rows."""
+
+    _key_index: KeyIndex | None = None
+    _samples: SampleTable | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Metadata columns -> SQL type."""
+        own = {"row": "BIGINT", "key": "VARCHAR", "hash": "VARCHAR", "bytes": "BIGINT"}
+        return own | {name: SQL_TYPES[spec.type] for name, spec in self.snapshot.columns.items()}
+
+    @property
+    def tensor_columns(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Tensor columns -> dtype and shape of one row."""
+        return {name: (np.dtype(spec.dtype), spec.shape) for name, spec in self.snapshot.tensors.items()}
+
+    def unknown_column(self, name: str) -> str:
+        """The text of an error about a metadata column that does not exist."""
+        return unknown_name("column", name, list(self.columns), self.url)
+
+    def query(self, sql: str) -> pa.Table:
+        """The result of one SELECT over the table `samples`.
+
+        Raises:
+            QueryError: If it is anything else, or reads anything else.
+        """
+        if self._samples is None:
+            paths = [str(self.part(i).check_index(self.policy)) for i in range(len(self.snapshot.parts))]
+            self._samples = SampleTable(self.snapshot, paths, self.row_map.deleted)
+        return self._samples.run(sql)
+
+    def key(self, row: int) -> str:
+        """The key of a row."""
+        part, local = self.row_map.locate_one(row)
+        return self.part(part).keys(self.policy).key(local)
+
+    def row(self, key: str) -> int:
+        """The row of a key.
+
+        Raises:
+            KeyNotFoundError: If there is none; names the nearest keys.
+        """
+        if self._key_index is None:
+            self._key_index = self._pool.key_index(self.snapshot.parts, self.policy)
+        row = self._key_index.find(key, self.row_map.deleted)
+        if row is None:
+            near = self._nearest_keys(key)
+            hint = f"; the nearest are {', '.join(map(repr, near))}" if near else ""
+            raise KeyNotFoundError(f"{self.url}: snapshot {self.snapshot.id} has no key {key!r}{hint}")
+        return row
+
+    def blob(self, row: int) -> memoryview:
+        """The encoded bytes of a row, on the map of their shard: nothing is copied.
+
+        Raises:
+            RowNotFoundError: If there is no such row.
+            StorageError: If the row has no blob.
+            CorruptionError: If the bytes do not match their checksum.
+        """
+        part, local = self.row_map.locate_one(row)
+        blob = self.part(part).blob(local, self.policy)
+        if blob is None:
+            raise StorageError(
+                f"{self.url}: row {row}, key {self.key(row)!r}, has no blob; select where bytes is not null"
+            )
+        self.counters.bytes_read += len(blob)
+        return blob
+
+    def quarantined(self) -> pa.Table:
+        """What was refused: key, place, reason, data."""
+        schema = QuarantineWriter.SCHEMA
+        tables = []
+        for ref in self.snapshot.quarantine:
+            mapped, _ = self.backend.map(ref)
+            tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def _nearest_keys(self, key: str) -> list[str]:
+        """Up to three existing keys that look like `key`, sought by SQL so that no list of keys is built."""
+        literal = "'" + key.replace("'", "''").replace("\0", "") + "'"
+        table = self.query(
+            f"SELECT key FROM samples ORDER BY jaro_winkler_similarity(key, {literal}) DESC LIMIT 3"
+        )
+        return table.column(0).to_pylist()
