@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
 from storage.backends.base import Backend
 from storage.errors import ManifestError, StorageError
@@ -72,8 +73,8 @@ def write_tag(backend: Backend, name: str, snapshot_id: int) -> None:
     _check_name(backend, name)
     read_snapshot(backend, snapshot_id)
     lease = hold_snapshot(backend, snapshot_id)
-    content = json.dumps({"format": 1, "name": name, "snapshot": snapshot_id}).encode() + b"\n"
-    if not backend.create(f"tags/{name}.json", content):
+    fields = {"format": 2, "name": name, "snapshot": snapshot_id, "xxh3": _tag_checksum(name, snapshot_id)}
+    if not backend.create(f"tags/{name}.json", json.dumps(fields).encode() + b"\n"):
         raise StorageError(
             f"{backend.url}: there is a tag {name!r} already; remove it first, or use another name"
         )
@@ -88,21 +89,31 @@ def list_tags(backend: Backend) -> dict[str, int]:
         if suffix != "json" or not dot:
             continue
         with contextlib.suppress(FileNotFoundError):
-            tags[stem] = _tagged(backend.read(f"tags/{name}"), backend.place(f"tags/{name}"))
+            tags[stem] = _tagged(stem, backend.read(f"tags/{name}"), backend.place(f"tags/{name}"))
     return tags
 
 
-def _tagged(content: bytes, place: str) -> int:
+def _tagged(name: str, content: bytes, place: str) -> int:
+    """The snapshot of a tag; a flipped bit must not turn it into another one."""
     try:
-        number = json.loads(content)["snapshot"]
+        fields = json.loads(content)
+        kind, number, found = fields["format"], fields["snapshot"], fields["name"]
+        checksum = fields["xxh3"] if kind == 2 else None
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ManifestError(f"{place}: the tag is damaged: {error}; remove the file and tag again") from None
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ManifestError(
-            f"{place}: the tag is damaged: {str(number)[:40]!r} is no number of a snapshot; remove the file "
-            "and tag again"
-        )
+        raise _damaged(place, str(error)) from None
+    if type(kind) is not int or kind not in (1, 2) or type(number) is not int or number < 0:
+        raise _damaged(place, f"it names snapshot {str(number)[:40]} in format {str(kind)[:40]}")
+    if found != name or (kind == 2 and checksum != _tag_checksum(name, number)):
+        raise _damaged(place, "its content was altered, or is that of another tag")
     return number
+
+
+def _damaged(place: str, reason: str) -> ManifestError:
+    return ManifestError(f"{place}: the tag is damaged: {reason}; remove the file and tag again")
+
+
+def _tag_checksum(name: str, snapshot_id: int) -> str:
+    return xxhash.xxh3_128_hexdigest(f"{name}\n{snapshot_id}".encode())
 
 
 def remove_tag(backend: Backend, name: str) -> None:
