@@ -11,6 +11,7 @@ import numpy as np
 
 from storage.blobs import Blob
 from storage.columns import ColumnTypes
+from storage.disk import write_errors
 from storage.errors import DuplicateKeyError, StorageError, TensorColumnError
 from storage.index import QuarantineWriter
 from storage.keys import encode_key, hash_key
@@ -18,7 +19,7 @@ from storage.manifest import ColumnSpec, FileRef, Snapshot, TensorSpec
 from storage.part_builder import PartBuilder
 from storage.sealed import SealedPart, check_tensor_spec, column_origins
 from storage.shards import ReaderPool
-from storage.snapshots import newest_snapshot
+from storage.snapshots import hold_newest
 from storage.staging import Staging
 from storage.tensors import tensor_spec
 
@@ -39,19 +40,28 @@ class PartWriter:
         self.sealed: SealedPart | None = None
         self._backend = readers.backend
         self._readers = readers
-        self._base = newest_snapshot(self._backend)
+        self._base, self._lease = hold_newest(self._backend)
         self._known = readers.key_index(self._base.parts, "first-read")
         self._deleted = readers.deleted_rows(self._base)
         self._types = ColumnTypes(column_origins(self._base), columns)
         for name, spec in tensors.items():
             check_tensor_spec(name, spec, self._base, "this commit")
         self._staging = Staging(self._backend)
-        self._rows = PartBuilder(self._staging, self._staging.id, self._types.types)
-        for name, spec in tensors.items():
-            self._rows.add_tensor(name, spec)
+        try:
+            self._rows = self._begin(tensors)
+        except StorageError:
+            self._staging.close()
+            raise
         self._quarantine: QuarantineWriter | None = None
         self._tensors_fixed = bool(tensors)
         self._usable = True
+
+    def _begin(self, tensors: Mapping[str, TensorSpec]) -> PartBuilder:
+        with write_errors(self._staging.path):
+            rows = PartBuilder(self._staging, self._staging.id, self._types.types)
+            for name, spec in tensors.items():
+                rows.add_tensor(name, spec)
+        return rows
 
     def __len__(self) -> int:
         """Rows added so far."""
@@ -62,7 +72,7 @@ class PartWriter:
         /,
         key: str,
         blob: Blob | None = None,
-        tensors: Mapping[str, np.ndarray] | None = None,
+        tensors: Mapping[str, np.ndarray | None] | None = None,
         **columns: object,
     ) -> None:
         """Add one row. An error leaves the commit as it was before the call.
@@ -70,8 +80,8 @@ class PartWriter:
         Args:
             key: Text of any length, unique in the store.
             blob: Encoded bytes, stored as they are.
-            tensors: One array for every tensor column of this commit. Without a declaration the first row
-                sets them.
+            tensors: One array for every tensor column of this commit, or None where the row has no value.
+                Without a declaration the first row sets them.
             columns: Text, int, float, bool or None; anything else is kept as JSON text.
 
         Raises:
@@ -91,16 +101,21 @@ class PartWriter:
         arrays = self._checked_tensors(tensors or {}, place)
         values = {name: self._types.accept(name, value, place) for name, value in columns.items()}
         self._usable = False
-        self._rows.add(encoded, key_hash, blob, values)
-        for name, data in arrays.items():
-            self._rows.tensors[name].append(data)
+        with write_errors(self._staging.path):
+            self._rows.add(encoded, key_hash, blob, values)
+            for name, data in arrays.items():
+                if data is None:
+                    self._rows.tensors[name].skip(1)
+                else:
+                    self._rows.tensors[name].append(data)
         self._usable = True
 
     def quarantine(self, *, key: str, place: str, reason: str, data: bytes | None = None) -> None:
         """Record what was refused, with its bytes; published with the rows."""
-        if self._quarantine is None:
-            self._quarantine = QuarantineWriter(self._staging.path / "quarantine.parquet")
-        self._quarantine.add(key, place, reason, data)
+        with write_errors(self._staging.path):
+            if self._quarantine is None:
+                self._quarantine = QuarantineWriter(self._staging.path / "quarantine.parquet")
+            self._quarantine.add(key, place, reason, data)
 
     def _refuse_duplicate(self, key: str, encoded: bytes, key_hash: int, place: str) -> None:
         mine = self._rows.keys.find(encoded, key_hash)
@@ -115,21 +130,37 @@ class PartWriter:
                 "leave it out, or give it another key"
             )
 
-    def _checked_tensors(self, tensors: Mapping[str, np.ndarray], place: str) -> dict[str, memoryview]:
+    def _checked_tensors(
+        self, tensors: Mapping[str, np.ndarray | None], place: str
+    ) -> dict[str, memoryview | None]:
         if not self._tensors_fixed:
             if len(self) == 0:
-                specs = {name: tensor_spec(name, array.dtype, array.shape) for name, array in tensors.items()}
-                for name, spec in specs.items():
-                    check_tensor_spec(name, spec, self._base, "this commit")
-                    self._rows.add_tensor(name, spec)
+                self._fix_tensors(tensors, place)
             self._tensors_fixed = True
         if tensors.keys() != self._rows.tensors.keys():
             raise TensorColumnError(
                 f"{place}: tensors {sorted(tensors)}, every row of this commit has "
                 f"{sorted(self._rows.tensors)}; "
-                "write rows with other tensors in another commit"
+                "give None for one that the row lacks, or write it in another commit"
             )
-        return {name: self._rows.tensors[name].check(array, place) for name, array in tensors.items()}
+        return {
+            name: None if array is None else self._rows.tensors[name].check(array, place)
+            for name, array in tensors.items()
+        }
+
+    def _fix_tensors(self, tensors: Mapping[str, np.ndarray | None], place: str) -> None:
+        """Declare the tensor columns of the first row."""
+        specs = {}
+        for name, array in tensors.items():
+            if array is None:
+                raise TensorColumnError(
+                    f"{place}: tensor {name!r} is None; declare dtype and shape in writer()"
+                )
+            specs[name] = tensor_spec(name, array.dtype, array.shape)
+            check_tensor_spec(name, specs[name], self._base, "this commit")
+        with write_errors(self._staging.path):
+            for name, spec in specs.items():
+                self._rows.add_tensor(name, spec)
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +170,8 @@ class PartWriter:
     ) -> None:
         try:
             if kind is None:
-                self._finish()
+                with write_errors(self._staging.path):
+                    self._finish()
         finally:
             self._usable = False
             self._rows.close()
