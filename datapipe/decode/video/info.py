@@ -38,7 +38,11 @@ class VideoInfo:
     fps: float  # frames per second in the mean
     is_vfr: bool  # the frames do not lie on one even grid of times
     damaged: int  # frames with damaged pictures, and those that depend on them up to the next key frame
+    zero_pts: int  # what the container's clock shows at time 0
     num_packets: int  # pieces of data that should each have given a frame
+    num_discarded: int  # frames that an edit list leaves out
+    num_open_entries: int  # key frames that are no place to start decoding at
+    num_leading: int  # frames stored after a key frame and shown before it
     can_seek: bool  # decoding may start at `entry_pts`, with the same frames as from the start
     entry_pts: NDArray[np.int64]  # (E,), presentation times of the frames where decoding may start
     notes: tuple[str, ...]  # "header_count_wrong", "edit_list", "size_changes", "leading_frames_lost", ...
@@ -70,7 +74,7 @@ class VideoInfo:
     @property
     def times(self) -> NDArray[np.float64]:
         """Presentation times in seconds, float64 (F,)."""
-        return self.pts * float(self.facts.time_base)
+        return self.pts.astype(np.float64) * np.float64(self.facts.time_base)
 
     def presentation_time(self, index: int) -> Fraction:
         """Exact time in seconds at which a frame is shown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -29,6 +30,7 @@ class PacketLog:
         self.num_packets = 0  # that should give a frame
         self.num_discarded = 0  # left out by an edit list
         self.num_open_entries = 0  # key frames that frames after them may reach across
+        self.num_leading = 0  # frames stored after a key frame and shown before it
         self._has_gaps = False  # packets without a time
 
     def add(self, packet: Packet) -> None:
@@ -42,6 +44,8 @@ class PacketLog:
             return
         if not packet.is_discard:
             self._pts.append(pts)
+        if self._entries and pts < self._entries[-1]:
+            self.num_leading += 1
         if packet.is_keyframe:
             if self._is_entry(packet):
                 self._entries.append(pts)
@@ -63,7 +67,7 @@ class PacketLog:
         return np.array(self._entries, dtype=np.int64)
 
     def _entries_increase(self) -> bool:
-        return all(left < right for left, right in zip(self._entries, self._entries[1:]))
+        return all(left < right for left, right in pairwise(self._entries))
 
     def _is_entry(self, packet: Packet) -> bool:
         if self._codec == "h264":

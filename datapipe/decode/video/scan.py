@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,8 @@ def decoded_frames(
 
 def orientation_of(frame: VideoFrame) -> Orientation:
     """The turn that the container, or the coded stream, asks for."""
-    matrix = frame.side_data.get("DISPLAYMATRIX")
+    side_data: Any = frame.side_data
+    matrix = side_data.get("DISPLAYMATRIX")
     return UPRIGHT if matrix is None else parse_display_matrix(bytes(matrix))
 
 
@@ -177,7 +179,11 @@ def _summary(video: OpenVideo, log: PacketLog, tally: _Tally) -> VideoInfo:
         fps=float(1 / (mean_step * facts.time_base)) if mean_step else 0.0,
         is_vfr=_is_uneven(pts, mean_step),
         damaged=damaged,
+        zero_pts=zero,
         num_packets=log.num_packets,
+        num_discarded=log.num_discarded,
+        num_open_entries=log.num_open_entries,
+        num_leading=log.num_leading,
         can_seek=is_plain and len(pts) == log.num_packets,
         entry_pts=entries,
         notes=_notes(log, tally, len(pts), facts.header_frames, are_times_made_up),
@@ -191,7 +197,7 @@ def _header_step(fps: float, time_base: Fraction) -> int:
 def _increasing(times: list[int | None], step: int) -> tuple[NDArray[np.int64], bool]:
     """Times as they are when each is later than the one before, else an even grid."""
     known = [time for time in times if time is not None]
-    if len(known) == len(times) and all(left < right for left, right in zip(known, known[1:])):
+    if len(known) == len(times) and all(left < right for left, right in pairwise(known)):
         return np.array(known, dtype=np.int64), False
     start = known[0] if known else 0
     return start + step * np.arange(len(times), dtype=np.int64), True
