@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -11,15 +12,25 @@ import pyarrow as pa
 
 from datapipe.errors import SourceError
 from datapipe.sources.record import Fault
+from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row, check_unique_names
 
-__all__ = ["arrow_schema", "read_arrow_rows", "rows_of_batch"]
+__all__ = ["Batch", "arrow_schema", "check_batch", "read_arrow_batches", "read_arrow_rows", "rows_of_batch"]
 
-_BATCH_ROWS: Final = 64
+_BATCH_BYTES: Final = 8 * 2**20
+_MAX_BATCH_ROWS: Final = 4096
 _FILE_MAGIC: Final = b"ARROW1"
 
 
-def arrow_schema(path: Path) -> pa.Schema:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Consecutive rows of a file."""
+
+    number: int  # rows of the file before the first
+    batch: pa.RecordBatch
+
+
+def arrow_schema(path: SourcePath) -> pa.Schema:
     """Schema of the file.
 
     Raises:
@@ -30,8 +41,21 @@ def arrow_schema(path: Path) -> pa.Schema:
         return schema
 
 
-def read_arrow_rows(path: Path) -> Iterator[Row | Fault]:
+def read_arrow_rows(path: SourcePath) -> Iterator[Row | Fault]:
     """Yield every row; a row with text that is not UTF-8 becomes a fault.
+
+    Raises:
+        SourceError: See arrow_schema.
+    """
+    for batch in read_arrow_batches(path):
+        if isinstance(batch, Fault):
+            yield batch
+        else:
+            yield from rows_of_batch(batch.batch, path, batch.number)
+
+
+def read_arrow_batches(path: SourcePath) -> Iterator[Batch | Fault]:
+    """Yield the rows in batches of up to 4096, fewer where rows are long.
 
     Raises:
         SourceError: See arrow_schema.
@@ -41,40 +65,53 @@ def read_arrow_rows(path: Path) -> Iterator[Row | Fault]:
     with _open(path) as (_, batches):
         try:
             for batch in batches:
-                for start in range(0, len(batch), _BATCH_ROWS):
-                    piece = batch.slice(start, _BATCH_ROWS)
-                    yield from rows_of_batch(piece, path, number)
+                check_batch(batch)
+                size = min(max(_BATCH_BYTES * len(batch) // max(batch.nbytes, 1), 1), _MAX_BATCH_ROWS)
+                for start in range(0, len(batch), size):
+                    piece = batch.slice(start, size)
+                    yield Batch(number=number, batch=piece)
                     number += len(piece)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             detail = f"reading stopped after row {number}: {error}"
             yield Fault(key="", place=f"{path.name}#{number + 1}", reason="bad_arrow", detail=detail)
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    try:
-        with pa.memory_map(str(path)) as source:
+def _open(path: SourcePath) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(_source(path))
             is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
             source.seek(0)
             if is_file:
                 reader = pa.ipc.open_file(source)
-                yield reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches))
+                schema = reader.schema
+                batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
             else:
                 stream = pa.ipc.open_stream(source)
-                yield stream.schema, iter(stream)
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{path}: not a complete Arrow file ({error}); write it again") from error
+                schema, batches = stream.schema, iter(stream)
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(f"{path}: not a complete Arrow file ({error}); write it again") from error
+        yield schema, batches
 
 
-def rows_of_batch(batch: pa.RecordBatch, path: Path, number: int) -> Iterator[Row | Fault]:
-    """Rows of a batch that begins after row `number` of its file.
+def _source(path: SourcePath) -> pa.NativeFile:
+    return pa.memory_map(str(path)) if isinstance(path, Path) else pa.PythonFile(path.open(), mode="r")
+
+
+def check_batch(batch: pa.RecordBatch) -> None:
+    """Refuse a batch in which offsets or lengths point outside of its buffers; pyarrow trusts the file.
 
     Raises:
-        pyarrow.ArrowInvalid: If offsets or lengths in the batch point outside of it.
+        pyarrow.ArrowInvalid: For such a batch.
     """
-    names: list[str] = batch.schema.names
     for column in batch.columns:
         _check_memory(column)
+
+
+def rows_of_batch(batch: pa.RecordBatch, path: SourcePath, number: int) -> Iterator[Row | Fault]:
+    """Rows of a checked batch that begins after row `number` of its file."""
+    names: list[str] = batch.schema.names
     cells = [_cells(column) for column in batch.columns]
     for offset, values in enumerate(zip(*cells), start=1):
         yield _row(path, number + offset, names, values)
@@ -85,7 +122,10 @@ def _check_memory(column: pa.Array) -> None:
 
     Text is checked as bytes here, so that one value that is not UTF-8 costs its row and not the batch.
     """
-    if pa.types.is_struct(column.type):
+    if pa.types.is_dictionary(column.type):
+        _check_memory(column.indices)
+        _check_memory(column.dictionary)
+    elif pa.types.is_struct(column.type):
         column.validate()
         for index in range(column.type.num_fields):
             _check_memory(column.field(index))
@@ -102,6 +142,9 @@ def _cells(column: pa.Array) -> list[object]:
         return list(column.to_pylist())
     except UnicodeDecodeError:
         return [_cell(scalar) for scalar in column]
+    except (ValueError, OverflowError):
+        # Nanoseconds, and years that Python's dates do not reach.
+        return list(column.cast(pa.string()).to_pylist())
 
 
 def _cell(scalar: pa.Scalar) -> object:
@@ -111,7 +154,7 @@ def _cell(scalar: pa.Scalar) -> object:
         return error
 
 
-def _row(path: Path, number: int, columns: list[str], values: tuple[object, ...]) -> Row | Fault:
+def _row(path: SourcePath, number: int, columns: list[str], values: tuple[object, ...]) -> Row | Fault:
     place = f"{path.name}#{number}"
     for name, value in zip(columns, values):
         if isinstance(value, UnicodeDecodeError):

@@ -140,7 +140,7 @@ def kind_of_arrow(fields: Iterable[pa.Field]) -> dict[str, object]:
     """Kinds of the columns of a table with a schema. uint64 becomes text: it does not fit 64 signed bits."""
     kinds: dict[str, object] = {}
     for item in fields:
-        type_ = item.type
+        type_ = item.type.value_type if pa.types.is_dictionary(item.type) else item.type
         if pa.types.is_boolean(type_):
             kinds[item.name] = "bool"
         elif pa.types.is_integer(type_) and type_ != pa.uint64():

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, TextIO
 
 from datapipe.errors import SourceError
+from datapipe.sources.compression import DAMAGE, strip_compression
 from datapipe.sources.record import Fault
+from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row, check_unique_names
+from datapipe.sources.text_file import open_text, undecodable_byte
 
 if TYPE_CHECKING:
     import _csv
 
 __all__ = ["csv_columns", "read_csv_rows"]
 
-_ERRORS: Final = "surrogateescape"  # bytes that are no UTF-8 arrive as U+DC80..U+DCFF and are found later
+_MAX_FIELD_CHARS: Final = 64 * 2**20  # a picture in base64 fits
 
 
-def csv_columns(path: Path) -> list[str]:
+def csv_columns(path: SourcePath) -> list[str]:
     """Read the header.
 
     Raises:
-        SourceError: For a file without a header, and for two columns of one name, naming both positions.
+        SourceError: For a file without a header, one in UTF-16, and for two columns of one name, naming
+            both positions.
     """
-    with path.open(encoding="utf-8-sig", errors=_ERRORS, newline="") as file:
-        header = next(_reader(file, path), None)
+    try:
+        with open_text(path) as file:
+            header = _next(_reader(_Lines(file), path))
+    except (csv.Error, *DAMAGE) as error:
+        raise SourceError(f"{path}:1: the header cannot be read: {error}") from error
     if not header:
         raise SourceError(f"{path}: the file is empty; wanted a header line with column names")
     for position, name in enumerate(header, start=1):
-        if _undecodable(name) is not None:
+        if undecodable_byte(name) is not None:
             raise SourceError(
                 f"{path}:1: the name of column {position} is not UTF-8; convert the file to UTF-8"
             )
@@ -38,22 +44,25 @@ def csv_columns(path: Path) -> list[str]:
     return header
 
 
-def read_csv_rows(path: Path) -> Iterator[Row | Fault]:
+def read_csv_rows(path: SourcePath) -> Iterator[Row | Fault]:
     """Yield every data row with all values as strings, so that "007" stays "007".
 
     Raises:
         SourceError: See csv_columns.
     """
     columns = csv_columns(path)
-    with path.open(encoding="utf-8-sig", errors=_ERRORS, newline="") as file:
-        reader = _reader(file, path)
-        next(reader)
+    with open_text(path) as file:
+        lines = _Lines(file)
+        reader = _reader(lines, path)
+        _next(reader)
         number = 0
         while True:
             line = reader.line_num + 1
             try:
-                values = next(reader, None)
-            except csv.Error as error:
+                values = _next(reader)
+                if values and lines.is_over:
+                    raise csv.Error("a quote is not closed before the end of the file")
+            except (csv.Error, *DAMAGE) as error:
                 yield _fault(path, line, "bad_csv", f"{error}; rows from here on were not read")
                 return
             if values is None:
@@ -64,26 +73,52 @@ def read_csv_rows(path: Path) -> Iterator[Row | Fault]:
             yield _row(path, line, number, columns, values)
 
 
-def _row(path: Path, line: int, number: int, columns: list[str], values: list[str]) -> Row | Fault:
+def _row(path: SourcePath, line: int, number: int, columns: list[str], values: list[str]) -> Row | Fault:
     if len(values) != len(columns):
         return _fault(
             path, line, "ragged_row", f"found {len(values)} fields, wanted {len(columns)}: {values!r:.120}"
         )
     for name, value in zip(columns, values):
-        byte = _undecodable(value)
+        byte = None if value.isascii() else undecodable_byte(value)
         if byte is not None:
             detail = f"column {name!r} holds byte 0x{byte:02x}, which is not UTF-8; convert the file to UTF-8"
             return _fault(path, line, "not_utf8", detail)
     return Row(place=f"{path.name}:{line}", number=number, values=dict(zip(columns, values)))
 
 
-def _reader(file: Iterable[str], path: Path) -> _csv.Reader:
-    return csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+class _Lines:
+    """Lines of bounded length. `is_over` once more was asked for than there is."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.is_over = False
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(_MAX_FIELD_CHARS)
+        if not line:
+            self.is_over = True
+            raise StopIteration
+        if len(line) == _MAX_FIELD_CHARS and line[-1] not in "\r\n":
+            raise csv.Error(f"a line has more than {_MAX_FIELD_CHARS} characters")
+        return line
 
 
-def _undecodable(text: str) -> int | None:
-    return next((ord(char) - 0xDC00 for char in text if "\udc80" <= char <= "\udcff"), None)
+def _reader(lines: _Lines, path: SourcePath) -> _csv.Reader:
+    is_tabbed = strip_compression(path.name).lower().endswith(".tsv")
+    return csv.reader(lines, delimiter="\t" if is_tabbed else ",")
 
 
-def _fault(path: Path, line: int, reason: str, detail: str) -> Fault:
+def _next(reader: _csv.Reader) -> list[str] | None:
+    """The next row. The csv module has one limit for the whole process, which others may rely on."""
+    before = csv.field_size_limit(_MAX_FIELD_CHARS)
+    try:
+        return next(reader, None)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _fault(path: SourcePath, line: int, reason: str, detail: str) -> Fault:
     return Fault(key="", place=f"{path.name}:{line}", reason=reason, detail=detail)

@@ -11,7 +11,7 @@ from datapipe.errors import SourceError
 from datapipe.sources.paths import printable
 from datapipe.sources.record import MISSING
 
-__all__ = ["INDEX_COLUMNS", "FieldMap", "PickedRow"]
+__all__ = ["INDEX_COLUMNS", "FieldMap", "PickedRow", "UnseenNames", "nearest"]
 
 # Columns that ingest or the store fills, and words that the store keeps for itself. A user column of one of
 # these names, in any case, gets the prefix "user_".
@@ -23,11 +23,23 @@ INDEX_COLUMNS: Final = frozenset(
     }
 )
 
-_CANDIDATES: Final[Mapping[str, tuple[str, ...]]] = {
+_ALWAYS: Final[Mapping[str, tuple[str, ...]]] = {
     "key": ("key", "__key__"),
     "image": ("image", "img", "image_bytes", "jpg", "png", "image_path", "file_name", "filename", "path"),
-    "caption": ("caption", "text", "txt"),
+    "video": ("video", "video_bytes", "mp4", "webm", "video_path"),
+    "caption": ("caption", "text", "txt", "prompt"),
 }
+_SEVERAL: Final[Mapping[str, tuple[str, ...]]] = {"images": ("images",), "videos": ("videos",)}
+_CONVERSATION: Final[Mapping[str, tuple[str, ...]]] = {
+    "messages": ("messages", "conversations"),
+    "system": ("system",),
+}
+_PREFERENCE: Final[Mapping[str, tuple[str, ...]]] = {
+    "chosen": ("chosen", "chosen_image"),
+    "rejected": ("rejected", "rejected_image"),
+    "prompt": ("prompt", "question"),
+}
+_FIELDS: Final = frozenset({*_ALWAYS, *_SEVERAL, *_CONVERSATION, *_PREFERENCE})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +50,7 @@ class PickedRow:
     image: object
     caption: object
     columns: dict[str, object]  # user columns, names free of collisions, values as found
+    others: dict[str, object] = field(default_factory=dict)  # video, images, messages, chosen, ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +61,18 @@ class _Plan:
     image: str | None
     caption: str | None
     columns: tuple[tuple[str, str], ...]  # theirs, ours
+    others: tuple[tuple[str, str], ...]  # theirs, ours
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldMap:
-    """Names the source's fields. `mapping` is ours to theirs: {"caption": "text"}."""
+    """Names the source's fields. `mapping` is ours to theirs: {"caption": "text"}.
+
+    Theirs may be nested, as in "meta.caption" or "captions.0", where no column has the name as a whole.
+    """
 
     mapping: Mapping[str, str] = field(default_factory=dict)
+    is_text_only: bool = False  # rows are prompts: no column is taken for a picture or a video
     _plans: dict[tuple[str, ...], _Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check_columns(self, names: Iterable[str], place: str) -> None:
@@ -65,37 +83,138 @@ class FieldMap:
         """
         found = list(names)
         for ours, theirs in self.mapping.items():
-            if theirs not in found:
-                near = difflib.get_close_matches(theirs, found, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+            if theirs not in found and theirs.partition(".")[0] not in found:
                 raise SourceError(
-                    f"{place}: column {theirs!r} (mapped to {ours!r}) is not there; found {found}{hint}"
+                    f"{place}: column {theirs!r} (mapped to {ours!r}) is not there; found {found}"
+                    f"{nearest(theirs, found)}"
                 )
 
+    def unseen(self) -> UnseenNames:
+        """A check of the mapped fields for tables in which each row has its own columns."""
+        return UnseenNames({ours: name for ours, name in self.mapping.items() if ours in _FIELDS})
+
     def pick(self, row: Mapping[str, object]) -> PickedRow:
-        """Tell key, image and caption from the user's own columns."""
-        names = tuple(row)
+        """Tell key, picture, caption and the other known fields from the user's own columns."""
+        plan = self._plan_of(tuple(row))
+        return PickedRow(
+            key=MISSING if plan.key is None else _value(row, plan.key),
+            image=MISSING if plan.image is None else _value(row, plan.image),
+            caption=MISSING if plan.caption is None else _value(row, plan.caption),
+            columns={
+                ours: value for theirs, ours in plan.columns if (value := _value(row, theirs)) is not MISSING
+            },
+            others={ours: _value(row, theirs) for theirs, ours in plan.others} if plan.others else {},
+        )
+
+    def user_columns(self, names: Iterable[str]) -> dict[str, str]:
+        """The user's own columns of a table: ours to theirs."""
+        return {ours: theirs for theirs, ours in self._plan_of(tuple(names)).columns}
+
+    def text_columns(self, names: Iterable[str]) -> tuple[str | None, str | None] | None:
+        """Their names of key and caption, when rows of these columns are texts without anything beside."""
+        plan = self._plan_of(tuple(names))
+        found = (plan.key, plan.caption)
+        is_plain = plan.image is None and not plan.others
+        return found if is_plain and all(name is None or name in names for name in found) else None
+
+    def _plan_of(self, names: tuple[str, ...]) -> _Plan:
         plan = self._plans.get(names)
         if plan is None:
             plan = self._plans[names] = self._plan(names)
-        return PickedRow(
-            key=MISSING if plan.key is None else row.get(plan.key, MISSING),
-            image=MISSING if plan.image is None else row.get(plan.image, MISSING),
-            caption=MISSING if plan.caption is None else row.get(plan.caption, MISSING),
-            columns={ours: row[theirs] for theirs, ours in plan.columns},
-        )
+        return plan
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:
-        chosen = {ours: self._their_name(ours, names) for ours in _CANDIDATES}
-        renames = {theirs: ours for ours, theirs in self.mapping.items() if ours not in _CANDIDATES}
+        chosen = self._choose(names)
         taken = set(chosen.values())
-        columns = tuple((name, _free_name(renames.get(name, name))) for name in names if name not in taken)
-        return _Plan(key=chosen["key"], image=chosen["image"], caption=chosen["caption"], columns=columns)
+        renames = {theirs: ours for ours, theirs in self.mapping.items() if ours not in _FIELDS}
+        columns = [(name, _free_name(renames.get(name, name))) for name in names if name not in taken]
+        nested = [(theirs, _free_name(ours)) for theirs, ours in renames.items() if theirs not in names]
+        singles = ("key", "image", "caption")
+        return _Plan(
+            key=chosen.get("key"),
+            image=chosen.get("image"),
+            caption=chosen.get("caption"),
+            columns=tuple(columns + [pair for pair in nested if pair[0].partition(".")[0] in names]),
+            others=tuple((theirs, ours) for ours, theirs in chosen.items() if ours not in singles),
+        )
 
-    def _their_name(self, ours: str, names: tuple[str, ...]) -> str | None:
-        if ours in self.mapping:
-            return self.mapping[ours]
-        return next((name for name in _CANDIDATES[ours] if name in names), None)
+    def _choose(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Our fields to their names, for one set of columns."""
+        if self.is_text_only:
+            found = self._find({name: _ALWAYS[name] for name in ("key", "caption")}, names)
+        else:
+            found = self._find(_ALWAYS, names)
+        conversation = self._find(_CONVERSATION, names)
+        preference = self._find(_PREFERENCE, names)
+        if "messages" in conversation:
+            found |= conversation
+        elif {"chosen", "rejected"} <= preference.keys():
+            if found.get("caption") == preference.get("prompt"):
+                found.pop("caption", None)
+            found |= preference
+        several = {} if self.is_text_only else self._find(_SEVERAL, names)
+        if "messages" in found or not {"image", "video"} & found.keys():
+            found |= several
+        return found
+
+    def _find(self, candidates: Mapping[str, tuple[str, ...]], names: tuple[str, ...]) -> dict[str, str]:
+        renamed = {theirs for ours, theirs in self.mapping.items() if ours not in _FIELDS}
+        found: dict[str, str] = {}
+        for ours, usual in candidates.items():
+            mapped = self.mapping.get(ours)
+            theirs = mapped or next((name for name in usual if name in names and name not in renamed), None)
+            if theirs is not None:
+                found[ours] = theirs
+        return found
+
+
+class UnseenNames:
+    """Mapped names that no row has shown so far."""
+
+    def __init__(self, mapping: Mapping[str, str]) -> None:
+        self._mapping = dict(mapping)
+        self._found: set[str] = set()
+        self._num_rows = 0
+
+    def look(self, row: Mapping[str, object]) -> None:
+        """Take one row into account."""
+        self._num_rows += 1
+        if not self._mapping:
+            return
+        self._found.update(row)
+        self._mapping = {ours: name for ours, name in self._mapping.items() if _value(row, name) is MISSING}
+
+    def refuse(self, place: str) -> None:
+        """Say which mapped name is in no row.
+
+        Raises:
+            SourceError: Naming the names that were found and the nearest one.
+        """
+        for ours, theirs in self._mapping.items() if self._num_rows else ():
+            raise SourceError(
+                f"{place}: no row has {theirs!r} (mapped to {ours!r}); found {sorted(self._found)}"
+                f"{nearest(theirs, self._found)}"
+            )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as "; did you mean 'caption'?", or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _value(row: Mapping[str, object], name: str) -> object:
+    if name in row:
+        return row[name]
+    value: object = row
+    for part in name.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return MISSING
+    return value
 
 
 def _free_name(name: str) -> str:

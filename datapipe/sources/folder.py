@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from datapipe.errors import DecodeError, SourceError
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.fields import FieldMap
 from datapipe.sources.listing import FolderListing, list_folder
-from datapipe.sources.paths import file_loader, locate_file, printable
+from datapipe.sources.media import OpenedMedium
+from datapipe.sources.paths import file_loader, printable
 from datapipe.sources.record import MISSING, Fault, Item, Note, Record
+from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row
+from datapipe.sources.row_record import row_items
 from datapipe.sources.rows import check_table, observe_table, read_rows
 from datapipe.sources.sidecar import merge_caption, read_sidecars
 
@@ -30,9 +34,22 @@ class FolderSource:
     """
 
     def __init__(
-        self, root: str | Path, *, fields: FieldMap | None = None, key_prefix: str | None = None
+        self,
+        root: str | SourcePath,
+        *,
+        fields: FieldMap | None = None,
+        key_prefix: str | None = None,
+        classes: bool | None = None,
     ) -> None:
-        self.root = Path(root)
+        """Args:
+        root: The folder.
+        fields: Names of key, image and caption in metadata tables and JSON files.
+        key_prefix: Put before every key.
+        classes: The folder that holds a file is its class, and becomes the column `label`; there are no
+            captions. None: when files lie in two or more folders and there is no caption of any kind.
+        """
+        self.root: SourcePath = Path(root) if isinstance(root, str) else root
+        self._classes = classes
         self._fields = fields or FieldMap()
         self._prefix = f"{key_prefix}/" if key_prefix else ""
         if not self.root.is_dir():
@@ -41,7 +58,7 @@ class FolderSource:
         self.name = self.base
 
     def count(self) -> int:
-        return len(self._listing.images)
+        return len(self._listing.media)
 
     def observe_columns(self, kinds: ColumnKinds) -> None:
         self._check_not_empty(self._listing)
@@ -52,6 +69,8 @@ class FolderSource:
             for path in paths:
                 if path.lower().endswith(".json"):
                     self._observe_sidecar(path, kinds)
+        if self._has_classes:
+            kinds.declare({"label": "string"}, self.name)
 
     def items(self) -> Iterator[Item]:
         listing = self._listing
@@ -60,6 +79,11 @@ class FolderSource:
             check_table(self.root / relative, self._fields)
         yield from listing.notes
         yield from listing.faults
+        if self._has_classes and self._classes is None:
+            detail = (
+                "there are no captions; the folder names became the column label (--format folder refuses)"
+            )
+            yield Note(place=self.name, reason="class_folders", detail=detail)
         used: set[str] = set()
         for relative in listing.metadata:
             for row in read_rows(self.root / relative):
@@ -70,6 +94,14 @@ class FolderSource:
     def _listing(self) -> FolderListing:
         return list_folder(self.root)
 
+    @cached_property
+    def _has_classes(self) -> bool:
+        if self._classes is not None:
+            return self._classes
+        listing = self._listing
+        folders = {os.path.dirname(path) for path in listing.media}  # noqa: PTH120
+        return not listing.sidecars and not listing.metadata and len(folders) > 1 and "" not in folders
+
     def _observe_sidecar(self, path: str, kinds: ColumnKinds) -> None:
         try:
             _, values = read_sidecars([self.root / path])
@@ -78,7 +110,7 @@ class FolderSource:
         kinds.observe(self._fields.pick(values).columns, path)
 
     def _check_not_empty(self, listing: FolderListing) -> None:
-        if listing.images or listing.metadata or listing.sidecars or listing.faults:
+        if listing.media or listing.metadata or listing.sidecars or listing.faults:
             return
         others = [note.place for note in listing.notes]
         held = f"{len(others)} other files, such as {others[0]}" if others else "no file at all"
@@ -96,39 +128,35 @@ class FolderSource:
                     f"{self.root}: {other} and {relative} both describe the same folder; keep one of them"
                 )
 
-    def _from_row(self, row: Row | Fault, table: str, used: set[str]) -> Iterator[Item]:
+    def _from_row(self, row: Row | Fault | Note, table: str, used: set[str]) -> Iterator[Item]:
         folder = os.path.dirname(table)  # noqa: PTH120
-        place = printable(os.path.join(folder, row.place))  # noqa: PTH118
-        if isinstance(row, Fault):
-            yield Fault(key=row.key, place=place, reason=row.reason, detail=row.detail, data=row.data)
+        row = replace(row, place=printable(os.path.join(folder, row.place)))  # noqa: PTH118
+        if not isinstance(row, Row):
+            yield row
             return
         picked = self._fields.pick(row.values)
-        named = picked.image
-        if named is MISSING or not isinstance(named, str):
+        if picked.image is MISSING and not {"video", "images", "videos"} & picked.others.keys():
             detail = f"the row names no picture (column file_name); found columns {sorted(row.values)}"
-            yield Fault(key="", place=place, reason="row_without_image", detail=detail)
+            yield Fault(key="", place=row.place, reason="row_without_image", detail=detail)
             return
-        try:
-            path, notes = locate_file(self.root / folder, named, place)
-        except DecodeError as error:
-            yield Fault(key=named, place=place, reason=error.reason, detail=error.detail)
-            return
-        yield from notes
-        relative = path.relative_to(self.root).as_posix()
-        used.add(relative)
-        key = picked.key if picked.key is not MISSING else os.path.splitext(relative)[0]  # noqa: PTH122
-        yield Record(
-            key=self._prefix + key if isinstance(key, str) else key,
-            place=place,
-            load=file_loader(path),
-            caption=picked.caption,
-            columns=picked.columns,
-        )
+
+        def key_of(found: object, media: list[OpenedMedium]) -> object:
+            paths = [self._relative(medium.path) for medium in media if medium.path is not None]
+            used.update(paths)
+            if found is not MISSING:
+                return self._prefix + found if isinstance(found, str) else found
+            named = paths[0] if paths else str(picked.image)
+            return self._prefix + os.path.splitext(named)[0]  # noqa: PTH122
+
+        yield from row_items(row, self._fields, folder=self.root / folder, key_of=key_of, constants={})
+
+    def _relative(self, path: SourcePath) -> str:
+        return path.as_posix().removeprefix(self.root.as_posix()).lstrip("/")
 
     def _from_files(self, listing: FolderListing, used: set[str]) -> Iterator[Item]:
         folded = {stem.casefold(): stem for stem in listing.sidecars}
         taken: set[str] = set()
-        for relative in listing.images:
+        for relative in listing.media:
             stem = os.path.splitext(relative)[0]  # noqa: PTH122
             owner = stem if stem in listing.sidecars else folded.get(stem.casefold())
             if owner is not None:
@@ -157,12 +185,20 @@ class FolderSource:
         except DecodeError as error:
             return Fault(key=printable(stem), place=place, reason=error.reason, detail=error.detail)
         key = self._prefix + stem if picked.key is MISSING else picked.key
+        columns = picked.columns
+        if self._has_classes:
+            label = os.path.basename(os.path.dirname(relative))  # noqa: PTH119, PTH120
+            if not label:
+                detail = "the file lies in no class folder"
+                return Fault(key=printable(stem), place=place, reason="no_class", detail=detail)
+            columns = {"label": printable(label)} | columns
         return Record(
             key=key,
             place=place,
             load=file_loader(self.root / relative),
             caption=caption,
-            columns=picked.columns,
+            columns=columns,
+            optional=frozenset({"caption"}) if self._has_classes else frozenset(),
         )
 
     @staticmethod

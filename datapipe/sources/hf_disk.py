@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from datapipe.errors import SourceError
+from datapipe.sources.remote import SourcePath
 
 __all__ = ["HfTable", "hf_tables", "is_hf_folder"]
 
@@ -21,16 +21,16 @@ Item = TypeVar("Item")
 class HfTable:
     """One Arrow file of a saved dataset."""
 
-    path: Path
+    path: SourcePath
     split: str | None  # None for a dataset that was saved without splits
 
 
-def is_hf_folder(folder: Path) -> bool:
+def is_hf_folder(folder: SourcePath) -> bool:
     """Whether the folder holds a saved dataset, or a dictionary of them."""
     return (folder / _DICT_FILE).is_file() or (folder / _STATE_FILE).is_file()
 
 
-def hf_tables(folder: Path) -> list[HfTable]:
+def hf_tables(folder: SourcePath) -> list[HfTable]:
     """The Arrow files in the order of the dataset.
 
     Raises:
@@ -42,11 +42,11 @@ def hf_tables(folder: Path) -> list[HfTable]:
     return _tables_of(folder, None)
 
 
-def _tables_of(folder: Path, split: str | None) -> list[HfTable]:
+def _tables_of(folder: SourcePath, split: str | None) -> list[HfTable]:
     tables: list[HfTable] = []
     for entry in _read(folder / _STATE_FILE, "_data_files", dict):
         name = str(entry.get("filename"))
-        if Path(name).name != name or not (folder / name).is_file():
+        if "/" in name or "\\" in name or name in ("", ".", "..") or not (folder / name).is_file():
             raise SourceError(
                 f"{folder / _STATE_FILE}: lists {name!r}, which is not in {folder}; save it again"
             )
@@ -54,7 +54,7 @@ def _tables_of(folder: Path, split: str | None) -> list[HfTable]:
     return tables
 
 
-def _read(path: Path, field: str, kind: type[Item]) -> list[Item]:
+def _read(path: SourcePath, field: str, kind: type[Item]) -> list[Item]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))[field]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
+from datapipe.sources.compression import DAMAGE
 from datapipe.sources.record import Fault
+from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row, repeated_name
+from datapipe.sources.text_file import open_bytes
 
-__all__ = ["RepeatedKeyError", "parse_json_object", "read_jsonl_rows"]
+__all__ = ["RepeatedKeyError", "parse_json_object", "read_jsonl_rows", "skip_line", "unique_pairs"]
 
 _MAX_LINE_BYTES: Final = 256 * 2**20
 
@@ -26,29 +28,50 @@ def parse_json_object(text: str) -> dict[str, object]:
         RepeatedKeyError: If any object in it has a key twice.
         ValueError: If the text is not JSON or not an object.
     """
-    value = json.loads(text, object_pairs_hook=_unique_pairs)
+    value = json.loads(text, object_pairs_hook=unique_pairs)
     if not isinstance(value, dict):
         raise ValueError(f"found a {type(value).__name__}, wanted an object")
     return value
 
 
-def read_jsonl_rows(path: Path) -> Iterator[Row | Fault]:
-    """Yield every line; a bad line becomes a fault and the next line is read."""
-    with path.open("rb") as file:
+def read_jsonl_rows(path: SourcePath) -> Iterator[Row | Fault]:
+    """Yield every line; a bad line becomes a fault and the next line is read.
+
+    Raises:
+        SourceError: If the file is UTF-16 or UTF-32.
+    """
+    with open_bytes(path) as file:
         number = 0
         line_number = 0
         while True:
-            line = file.readline(_MAX_LINE_BYTES)
-            if not line:
-                return
             line_number += 1
             place = f"{path.name}:{line_number}"
-            if line_number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
+            try:
+                line = file.readline(_MAX_LINE_BYTES)
+                is_cut = len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n")
+                if is_cut:
+                    skip_line(file)
+            except DAMAGE as error:
+                detail = f"reading stopped before this line: {error}"
+                yield Fault(key="", place=place, reason="bad_json", detail=detail)
+                return
+            if not line:
+                return
             if not line.strip():
                 continue
             number += 1
-            yield _parse_line(line, place, number)
+            if is_cut:
+                detail = f"the line has more than {_MAX_LINE_BYTES} bytes"
+                yield Fault(key="", place=place, reason="line_too_long", detail=detail)
+            else:
+                yield _parse_line(line, place, number)
+
+
+def skip_line(file: IO[bytes]) -> None:
+    """Go to the start of the next line."""
+    while rest := file.readline(_MAX_LINE_BYTES):
+        if rest.endswith(b"\n"):
+            return
 
 
 def _parse_line(line: bytes, place: str, number: int) -> Row | Fault:
@@ -68,7 +91,12 @@ def _parse_line(line: bytes, place: str, number: int) -> Row | Fault:
         return fault("bad_json", f"{error}: {line[:80]!r}")
 
 
-def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The pairs as a dict.
+
+    Raises:
+        RepeatedKeyError: If a name stands twice.
+    """
     repeated = repeated_name([name for name, _ in pairs])
     if repeated is not None:
         name, first, second = repeated

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from datapipe.sources.paths import IMAGE_SUFFIXES, printable
+from datapipe.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_unsafe_path, printable
 from datapipe.sources.record import Fault, Note
+from datapipe.sources.remote import RemotePath, SourcePath
 
-__all__ = ["METADATA_NAMES", "SIDECAR_SUFFIXES", "FolderListing", "list_folder"]
+__all__ = ["MEDIA_SUFFIXES", "METADATA_NAMES", "SIDECAR_SUFFIXES", "FolderListing", "list_folder"]
+
+MEDIA_SUFFIXES: Final = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 SIDECAR_SUFFIXES: Final = (".txt", ".caption", ".json")
 METADATA_NAMES: Final = ("metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet")
@@ -26,16 +29,23 @@ _DOCUMENT_STEMS: Final = frozenset(
 class FolderListing:
     """All names below a folder, relative with forward slashes, sorted."""
 
-    images: list[str] = field(default_factory=list)
+    media: list[str] = field(default_factory=list)  # pictures and videos
     sidecars: dict[str, list[str]] = field(default_factory=dict)  # path without suffix -> sidecar paths
     metadata: list[str] = field(default_factory=list)  # metadata tables
     faults: list[Fault] = field(default_factory=list)  # links that leave, directories named like pictures
     notes: list[Note] = field(default_factory=list)  # files that take no part
 
 
-def list_folder(root: Path) -> FolderListing:
+def list_folder(root: SourcePath) -> FolderListing:
     """Walk root without following links to folders. Hidden files are skipped in silence."""
     listing = FolderListing()
+    if isinstance(root, RemotePath):
+        for relative in root.walk():
+            if is_unsafe_path(relative):
+                _add_fault(listing, relative, "unsafe_path", "a name that leaves the folder; it was not read")
+            elif not any(part.startswith(".") or part == "__MACOSX" for part in relative.split("/")):
+                _sort_in(relative, listing)
+        return listing
     real_root = root.resolve()
     for entry, relative in _walk(root, "", listing):
         _place(entry, relative, real_root, listing)
@@ -55,7 +65,7 @@ def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[o
                 listing.notes.append(_note(relative, "store_not_read", "a feature store, not a source"))
                 continue
             folders.append((entry, relative))
-            if _suffix(relative) in IMAGE_SUFFIXES:
+            if _suffix(relative) in MEDIA_SUFFIXES:
                 _add_fault(listing, relative, "not_a_file", "a directory is named like a picture")
         elif entry.is_symlink() and entry.is_dir():
             listing.notes.append(_note(relative, "link_not_followed", "a link to a folder"))
@@ -66,25 +76,29 @@ def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[o
 
 
 def _place(entry: os.DirEntry[str], relative: str, real_root: Path, listing: FolderListing) -> None:
-    suffix = _suffix(relative)
-    is_image = suffix in IMAGE_SUFFIXES
+    is_medium = _suffix(relative) in MEDIA_SUFFIXES
     if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(real_root):
-        if is_image:
+        if is_medium:
             _add_fault(listing, relative, "path_outside_folder", "a link that leaves the folder")
         return
     if not entry.is_file():
-        if is_image:
+        if is_medium:
             _add_fault(listing, relative, "not_a_file", "a pipe, device or dead link is named like a picture")
         return
-    if is_image:
-        listing.images.append(relative)
-    elif entry.name.lower() in METADATA_NAMES:
+    _sort_in(relative, listing)
+
+
+def _sort_in(relative: str, listing: FolderListing) -> None:
+    suffix = _suffix(relative)
+    if suffix in MEDIA_SUFFIXES:
+        listing.media.append(relative)
+    elif relative.rpartition("/")[2].lower() in METADATA_NAMES:
         listing.metadata.append(relative)
     elif suffix in SIDECAR_SUFFIXES and Path(relative).stem.lower() not in _DOCUMENT_STEMS:
         listing.sidecars.setdefault(relative[: -len(suffix)], []).append(relative)
     else:
         listing.notes.append(
-            _note(relative, "ignored_file", "neither a picture nor a caption nor metadata.*")
+            _note(relative, "ignored_file", "neither a picture, a video, a caption nor metadata.*")
         )
 
 

@@ -10,8 +10,9 @@ from typing import Final
 
 from datapipe.errors import DecodeError
 from datapipe.sources.record import Note
+from datapipe.sources.remote import RemotePath, SourcePath
 
-__all__ = ["IMAGE_SUFFIXES", "file_loader", "is_unsafe_path", "locate_file", "printable"]
+__all__ = ["IMAGE_SUFFIXES", "VIDEO_SUFFIXES", "file_loader", "is_unsafe_path", "locate_file", "printable"]
 
 IMAGE_SUFFIXES: Final = frozenset(
     {
@@ -19,6 +20,7 @@ IMAGE_SUFFIXES: Final = frozenset(
         *(".heic", ".heif", ".mpo", ".apng", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".ico", ".qoi"),
     }
 )
+VIDEO_SUFFIXES: Final = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ogv"})
 
 
 def printable(text: str) -> str:
@@ -39,11 +41,12 @@ def is_unsafe_path(path: str) -> bool:
     return False
 
 
-def locate_file(root: Path, named: str, place: str) -> tuple[Path, list[Note]]:
+def locate_file(root: SourcePath, named: str, place: str) -> tuple[SourcePath, list[Note]]:
     """Find the file that a row names, relative to root.
 
     Windows separators, and a spelling that differs only in upper and lower case from exactly one file, are
-    accepted with a note.
+    accepted with a note. Behind a URL nothing is looked up: whether the file is there turns out when it is
+    read.
 
     Raises:
         DecodeError: Reasons `path_outside_folder`, `row_without_image`, `not_a_file`.
@@ -52,6 +55,8 @@ def locate_file(root: Path, named: str, place: str) -> tuple[Path, list[Note]]:
         raise DecodeError("row_without_image", f"the row names no file: {named!r:.80}")
     if is_unsafe_path(named):
         raise DecodeError("path_outside_folder", f"{named!r} leaves {root}; paths are relative to the table")
+    if isinstance(root, RemotePath):
+        return root / PurePosixPath(named.replace("\\", "/")).as_posix(), []
     notes: list[Note] = []
     path = root / named
     if "\\" in named and not path.exists():
@@ -74,16 +79,18 @@ def locate_file(root: Path, named: str, place: str) -> tuple[Path, list[Note]]:
     return path, notes
 
 
-def file_loader(path: Path) -> Callable[[], bytes]:
+def file_loader(path: SourcePath) -> Callable[[], bytes]:
     """Return a function that reads the whole file; a vanished or special file is a DecodeError."""
 
     def load() -> bytes:
         try:
             # A named pipe would block for ever.
-            if not stat.S_ISREG(path.stat().st_mode):
+            if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
                 raise DecodeError("not_a_file", f"{path.name!r} is not a regular file")
             return path.read_bytes()
         except OSError as error:
+            if isinstance(path, RemotePath) and isinstance(error, FileNotFoundError):
+                raise DecodeError("row_without_image", f"{path.name!r} is not there") from error
             raise DecodeError("unreadable_file", f"{path.name!r}: {error.strerror or error}") from error
 
     return load

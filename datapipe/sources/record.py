@@ -27,9 +27,11 @@ class Record:
 
     key: object  # wanted: a non-empty string; filled by the source, checked by ingest
     place: str  # where in the source: "cats/01.jpg", "s0.tar!0001 @512", "rows.csv:17"
-    load: Callable[[], bytes] | None  # reads the encoded picture; None when the row has none
+    load: Callable[[], bytes] | None  # reads the encoded picture or video; None when the row has none
     caption: object = MISSING
     columns: Mapping[str, object] = field(default_factory=dict)  # free user metadata
+    optional: frozenset[str] = frozenset()  # of image, caption: what a sample of this kind may lack
+    parts: tuple[Record, ...] = ()  # rows of its other media; all of them are kept, or none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from datapipe.errors import DecodeError
 from datapipe.sources.jsonl_rows import RepeatedKeyError, parse_json_object
 from datapipe.sources.paths import file_loader
 from datapipe.sources.record import MISSING, Missing
+from datapipe.sources.remote import SourcePath
 
 __all__ = ["caption_text", "json_values", "merge_caption", "one_caption", "read_sidecars"]
 
 
-def read_sidecars(paths: list[Path]) -> tuple[str | Missing, dict[str, object]]:
+def read_sidecars(paths: list[SourcePath]) -> tuple[str | Missing, dict[str, object]]:
     """Read what belongs to one picture: the text of .txt or .caption, and the values of .json.
 
     Raises:

@@ -69,7 +69,7 @@ def test_names_do_not_depend_on_the_working_directory(root: Path, monkeypatch: p
         ("phots", {}, "no such file or folder; did you mean .*photos"),
         ("none/x", {}, "none does not exist either"),
         ("tars/*.zip", {}, "no file matches"),
-        ("tars", {"format": "wds"}, "unknown format 'wds'; wanted one of folder, webdataset, table, hf"),
+        ("tars", {"format": "wds"}, "unknown format 'wds'; wanted one of folder, classes, webdataset"),
         ("photos", {"format": "webdataset"}, "holds no file that ends with .tar"),
         ("tables/a.csv", {"fields": FieldMap(mapping={"caption": "text"})}, "column 'text'"),
     ],
