@@ -135,7 +135,8 @@ def read_tars(folder: Path, record: ExportRecord) -> Iterator[RowBatch]:
 
 def _read_samples(path: Path) -> Iterator[dict[str, bytes]]:
     """Ending -> content of each sample of a tar."""
-    name, members = None, {}
+    name: tuple[str, str] | None = None
+    members: dict[str, bytes] = {}
     try:
         with tarfile.open(path, "r:") as tar:
             for info in tar:

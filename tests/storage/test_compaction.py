@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from storage import CommitConflictError, FeatureStore
+from storage.integrity import list_files
 
 
 def content(store: FeatureStore, codes_of) -> list:
@@ -66,8 +67,52 @@ def test_parts_of_other_columns_and_large_parts_stay_apart(filled, filler):
     store = filler(filled.refresh(), 100, 110)
     assert [p.rows for p in store.compact().parts] == [100, 1, 10]
     big = filler(store.refresh(), 110, 120)
-    size = big.snapshot.parts[0].blobs.bytes
-    assert [p.rows for p in big.compact(max_part_bytes=size // 2).parts] == [100, 1, 20]
+    size = sum(ref.bytes for ref in list_files(big.snapshot.parts[0]))
+    assert [p.rows for p in big.compact(max_part_bytes=int(size / 1.2)).parts] == [100, 1, 20]
+
+
+def test_large_parts_are_split(filled, filler, codes_of):
+    filled.delete("width in (3, 50, 51)")
+    store = filler(filled.refresh(), 100, 130)
+    store.add_column("n", lambda view: view.rows, dtype="int64", shape=())
+    store = store.refresh()
+    before = content(store, codes_of)
+    store.compact(max_part_bytes=120_000)
+    after = store.refresh()
+    sizes = [sum(ref.bytes for ref in list_files(part)) for part in after.snapshot.parts]
+    assert len(sizes) > 3 and max(sizes) < 1.5 * 120_000 and sum(p.rows for p in after.snapshot.parts) == 127
+    assert content(after, codes_of) == before and after.snapshot.deleted is None and after.verify().ok
+    rows = after.select().rows
+    assert after.tensor("n").gather(rows).tolist() == rows.tolist()
+    assert content(store, codes_of) == before
+    joined = after.compact()
+    assert len(joined.parts) == 1 and content(after.refresh(), codes_of) == before
+    assert after.refresh().verify().ok
+
+
+def test_a_single_row_is_never_split(empty):
+    empty.append([{"key": "a", "blob": b"x" * 100_000}, {"key": "b", "blob": b"y" * 100_000}])
+    store = empty.refresh()
+    assert [part.rows for part in store.compact(max_part_bytes=1000).parts] == [1, 1]
+    assert store.compact(max_part_bytes=1000).id == 2
+
+
+def test_sparse_columns_stay_sparse(empty):
+    for start in (0, 10):
+        with empty.writer(tensors={"x": ("int32", (2,))}) as writer:
+            for i in range(start, start + 10):
+                writer.add(f"k{i}", tensors={"x": np.full(2, i, np.int32) if i % 3 else None})
+    with empty.writer(tensors={"x": ("int32", (2,))}) as writer:
+        writer.add("dense", tensors={"x": np.zeros(2, np.int32)})
+    empty.refresh().delete("key in ('k1', 'k2')")
+    snapshot = empty.compact()
+    store = empty.refresh()
+    assert [part.rows for part in snapshot.parts] == [18, 1] and store.verify().ok
+    column = store.tensor("x")
+    has = column.has(store.select().rows)
+    assert has.tolist() == [i % 3 > 0 for i in range(20) if i not in (1, 2)] + [True]
+    rows = store.select().rows[has]
+    assert column.gather(rows)[:, 0].tolist() == [*rows.tolist()[:-1], 0]
 
 
 def test_everything_deleted(filled):
@@ -90,14 +135,14 @@ def test_a_key_that_was_deleted_and_written_again(filled, codes_of):
 def test_conflicts(filled, filler, monkeypatch):
     from storage import compaction
 
-    original = compaction._join
+    original = compaction._rewrite
 
     def race(change):
         def join(*arguments):
             change()
             return original(*arguments)
 
-        monkeypatch.setattr(compaction, "_join", join)
+        monkeypatch.setattr(compaction, "_rewrite", join)
 
     race(lambda: filler(filled, 100, 105))
     filled.compact()
