@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["Row", "write_results"]
+__all__ = ["ROOT", "Row", "median_row", "write_results"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("unirl", "torch", "transformers", "accelerate", "numpy")
@@ -23,7 +24,7 @@ class Row:
 
     metric: str
     value: float
-    """Mean over the runs."""
+    """Mean over the runs, or their median where `ratio_min` is given."""
     unit: str
     runs: int
     min: float
@@ -32,18 +33,52 @@ class Row:
     """What `peer_value` was measured on."""
     peer_value: float | None = None
     ratio: float | None = None
+    """value / peer_value; as a median, that of the ratios of each round."""
+    ratio_min: float | None = None
+    ratio_max: float | None = None
     target: str | None = None
     holds: bool | None = None
 
 
-def write_results(name: str, rows: Sequence[Row], *, notes: Sequence[str] = ()) -> Path:
+def median_row(
+    metric: str,
+    values: Sequence[float],
+    unit: str,
+    *,
+    peer: str | None = None,
+    peer_values: Sequence[float] | None = None,
+    target: str | None = None,
+    holds: bool | None = None,
+) -> Row:
+    """A row of medians. Equal positions of `values` and `peer_values` are one round and give a ratio."""
+    ratios = [mine / theirs for mine, theirs in zip(values, peer_values or [])]
+    return Row(
+        metric=metric,
+        value=statistics.median(values),
+        unit=unit,
+        runs=len(values),
+        min=min(values),
+        max=max(values),
+        peer=peer,
+        peer_value=statistics.median(peer_values) if peer_values else None,
+        ratio=statistics.median(ratios) if ratios else None,
+        ratio_min=min(ratios) if ratios else None,
+        ratio_max=max(ratios) if ratios else None,
+        target=target,
+        holds=holds,
+    )
+
+
+def write_results(
+    name: str, rows: Sequence[Row], *, notes: Sequence[str] = (), packages: Sequence[str] = PACKAGES
+) -> Path:
     """Write `benchmarks/NAME.json` and `benchmarks/NAME.md`; return the former."""
     directory = ROOT / "benchmarks"
     directory.mkdir(exist_ok=True)
     python = platform.python_version()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {python}"
     command = " ".join(["python", "-m", f"tools.bench.{name}", *sys.argv[1:]])
-    versions = {package: version(package) for package in PACKAGES}
+    versions = {package: version(package) for package in packages}
     record = {
         "machine": machine,
         "versions": versions,
@@ -57,8 +92,8 @@ def write_results(name: str, rows: Sequence[Row], *, notes: Sequence[str] = ()) 
         "",
         f"`{command}` on {machine}; " + ", ".join(f"{p} {v}" for p, v in versions.items()) + ".",
         "",
-        "| metric | mean | lowest | highest | runs | compared with | its value | target | holds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| metric | value | lowest | highest | runs | compared with | its value | ratio | target | holds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(_line(row) for row in rows),
         *(f"\n{note}" for note in notes),
     ]
@@ -68,16 +103,33 @@ def write_results(name: str, rows: Sequence[Row], *, notes: Sequence[str] = ()) 
 
 def _line(row: Row) -> str:
     holds = "" if row.holds is None else "yes" if row.holds else "no"
-    peer_value = "" if row.peer_value is None else f"{row.peer_value:.3g} {row.unit}"
+    peer_value = "" if row.peer_value is None else f"{_short(row.peer_value)} {row.unit}"
     cells = (
         row.metric,
-        f"{row.value:.3g} {row.unit}",
-        f"{row.min:.3g}",
-        f"{row.max:.3g}",
+        f"{_short(row.value)} {row.unit}",
+        _short(row.min),
+        _short(row.max),
         str(row.runs),
         row.peer or "",
         peer_value,
+        _ratio(row),
         row.target or "",
         holds,
     )
     return "| " + " | ".join(cells) + " |"
+
+
+def _ratio(row: Row) -> str:
+    if row.ratio is None:
+        return ""
+    spread = (
+        ""
+        if row.ratio_min is None or row.ratio_max is None
+        else f" ({row.ratio_min:.3g}-{row.ratio_max:.3g})"
+    )
+    return f"{row.ratio:.3g}{spread}"
+
+
+def _short(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
