@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -30,18 +30,28 @@ class Arranged:
     is_pair: bool = False  # two pictures, the preferred one first
 
 
-def arrange(values: Mapping[str, object], fields: FieldMap) -> Arranged:
+def arrange(
+    values: Mapping[str, object], fields: FieldMap, *, beside: Sequence[Medium] | None = None
+) -> Arranged:
     """Tell conversations, preference pairs and plain samples apart, and bring each to its columns.
+
+    Args:
+        values: The row.
+        fields: Which column is what.
+        beside: The media of the sample when they are files of their own, as in tars; columns that name
+            media are left aside then. None: they are in the row.
 
     Raises:
         DecodeError: See read_messages and read_text_pair.
     """
     picked = fields.pick(values)
+    if "chosen" in picked.others and beside is None and _is_media_pair(picked):
+        return _media_pair(picked)
+    media = _media_of(picked) if beside is None else list(beside)
     if "messages" in picked.others:
-        return _conversation(picked)
+        return _conversation(picked, media)
     if "chosen" in picked.others:
-        return _preference(picked)
-    media = _media_of(picked)
+        return _text_pair(picked, media)
     columns = picked.columns
     if len(media) > 1:
         columns = _joined(columns, {"num_media": len(media)})
@@ -78,11 +88,9 @@ def fold_parts(main: Record, loads: list[Callable[[], bytes]], *, is_pair: bool)
     return replace(main, parts=tuple(parts))
 
 
-def _conversation(picked: PickedRow) -> Arranged:
+def _conversation(picked: PickedRow, beside: list[Medium]) -> Arranged:
     others = picked.others
-    messages, media = read_messages(
-        others["messages"], _media_of(picked), system=others.get("system", MISSING)
-    )
+    messages, media = read_messages(others["messages"], beside, system=others.get("system", MISSING))
     own: dict[str, object] = {"messages": messages_text(messages), "num_media": len(media)}
     return Arranged(
         key=picked.key,
@@ -93,24 +101,34 @@ def _conversation(picked: PickedRow) -> Arranged:
     )
 
 
-def _preference(picked: PickedRow) -> Arranged:
-    others = picked.others
-    prompt, chosen, rejected = (others.get(name, MISSING) for name in ("prompt", "chosen", "rejected"))
-    if is_media_pair(chosen, rejected):
-        if chosen == rejected:
-            raise DecodeError("identical_pair", "chosen and rejected are the same picture")
-        media = (Medium(kind="image", value=chosen), Medium(kind="image", value=rejected))
-        caption = prompt if picked.caption is MISSING else picked.caption
-        columns = _joined(picked.columns, {})
-        return Arranged(key=picked.key, media=media, caption=caption, columns=columns, is_pair=True)
-    pair, ordered = read_text_pair(prompt, chosen, rejected, _media_of(picked))
-    own = pair | ({"num_media": len(ordered)} if len(ordered) > 1 else {})
+def _is_media_pair(picked: PickedRow) -> bool:
+    return is_media_pair(picked.others.get("chosen"), picked.others.get("rejected"))
+
+
+def _media_pair(picked: PickedRow) -> Arranged:
+    chosen, rejected = picked.others["chosen"], picked.others["rejected"]
+    if chosen == rejected:
+        raise DecodeError("identical_pair", "chosen and rejected are the same picture")
+    prompt = picked.others.get("prompt", MISSING)
     return Arranged(
         key=picked.key,
-        media=tuple(ordered),
+        media=(Medium(kind="image", value=chosen), Medium(kind="image", value=rejected)),
+        caption=prompt if picked.caption is MISSING else picked.caption,
+        columns=_joined(picked.columns, {}),
+        is_pair=True,
+    )
+
+
+def _text_pair(picked: PickedRow, beside: list[Medium]) -> Arranged:
+    prompt, chosen, rejected = (picked.others.get(name, MISSING) for name in ("prompt", "chosen", "rejected"))
+    pair, media = read_text_pair(prompt, chosen, rejected, beside)
+    own = pair | ({"num_media": len(media)} if len(media) > 1 else {})
+    return Arranged(
+        key=picked.key,
+        media=tuple(media),
         caption=picked.caption,
         columns=_joined(picked.columns, own),
-        optional=_MEDIA if ordered else _TEXT,
+        optional=_MEDIA if media else _TEXT,
     )
 
 

@@ -19,6 +19,8 @@ INDEX_COLUMNS: Final = frozenset(
     {
         *("key", "source", "place", "modality", "caption", "width", "height", "format", "mode"),
         *("had_alpha", "exif_orientation", "n_frames", "bytes", "hash", "shard", "part", "row"),
+        *("phash", "source_hash", "frame", "header_frames", "duration_s", "fps", "codec", "rotation"),
+        *("had_audio", "is_vfr", "damaged_fraction"),
         *("blob", "tensors", "file_index", "file_row_number", "self"),
     }
 )

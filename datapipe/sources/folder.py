@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from datapipe.errors import DecodeError, SourceError
+from datapipe.sources.arrange import arrange
 from datapipe.sources.column_kinds import ColumnKinds
+from datapipe.sources.conversation import Medium
 from datapipe.sources.fields import FieldMap
 from datapipe.sources.listing import FolderListing, list_folder
 from datapipe.sources.media import OpenedMedium
@@ -105,9 +107,10 @@ class FolderSource:
     def _observe_sidecar(self, path: str, kinds: ColumnKinds) -> None:
         try:
             _, values = read_sidecars([self.root / path])
+            columns = arrange(values, self._fields, beside=[_medium(path)]).columns
         except DecodeError:
             return  # reported when the sample is read
-        kinds.observe(self._fields.pick(values).columns, path)
+        kinds.observe(columns, path)
 
     def _check_not_empty(self, listing: FolderListing) -> None:
         if listing.media or listing.metadata or listing.sidecars or listing.faults:
@@ -180,7 +183,7 @@ class FolderSource:
         place = printable(relative)
         try:
             text, values = read_sidecars([self.root / path for path in sidecars])
-            picked = self._fields.pick(values)
+            picked = arrange(values, self._fields, beside=[_medium(relative)])
             caption = merge_caption(text, picked.caption)
         except DecodeError as error:
             return Fault(key=printable(stem), place=place, reason=error.reason, detail=error.detail)
@@ -198,13 +201,17 @@ class FolderSource:
             load=file_loader(self.root / relative),
             caption=caption,
             columns=columns,
-            optional=frozenset({"caption"}) if self._has_classes else frozenset(),
+            optional=picked.optional | ({"caption"} if self._has_classes else frozenset()),
         )
 
     @staticmethod
     def _is_governed(relative: str, listing: FolderListing) -> bool:
         folders = (os.path.dirname(table) for table in listing.metadata)  # noqa: PTH120
         return any(not folder or relative.startswith(folder + "/") for folder in folders)
+
+
+def _medium(relative: str) -> Medium:
+    return Medium(kind="image", value=relative)
 
 
 def _orphan_sidecars(paths: list[str]) -> Iterator[Item]:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from datapipe.errors import DecodeError, SourceError
+from datapipe.sources.arrange import arrange
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.compression import DAMAGE, open_binary
+from datapipe.sources.conversation import Medium
 from datapipe.sources.fields import FieldMap
-from datapipe.sources.paths import IMAGE_SUFFIXES, printable
+from datapipe.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, printable
 from datapipe.sources.record import MISSING, Fault, Item, Note, Record
 from datapipe.sources.remote import SourcePath
 from datapipe.sources.sidecar import caption_text, json_values, merge_caption, one_caption
@@ -24,9 +26,10 @@ __all__ = ["TAR_SUFFIXES", "SplitDot", "WebDatasetSource"]
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 SplitDot = Literal["first", "last"]
 
-_IMAGE_FIELDS: Final = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
+_VIDEO_FIELDS: Final = frozenset(suffix[1:] for suffix in VIDEO_SUFFIXES)
+_MEDIA_FIELDS: Final = _VIDEO_FIELDS | {suffix[1:] for suffix in IMAGE_SUFFIXES}
 _TEXT_FIELDS: Final = ("txt", "text", "caption")
-_KNOWN_FIELDS: Final = _IMAGE_FIELDS | {*_TEXT_FIELDS, "json", "cls"}
+_KNOWN_FIELDS: Final = _MEDIA_FIELDS | {*_TEXT_FIELDS, "json", "cls"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,7 +72,7 @@ class WebDatasetSource:
 
     def observe_columns(self, kinds: ColumnKinds) -> None:
         metadata = [
-            (name, member)
+            (name, member, self._media(group))
             for group in self._groups.values()
             for name, member in group.members
             if name in ("json", "cls")
@@ -77,15 +80,16 @@ class WebDatasetSource:
         if not metadata:
             return
         with open_tar(self.path) as tar:
-            for name, member in metadata:
+            for name, member, media in metadata:
                 if name == "cls":
                     kinds.declare({"cls": "string"}, _place(self.path, member))
                     continue
                 try:
                     values = json_values(_read(tar, member), member.name)
+                    columns = arrange(values, self._fields, beside=media).columns
                 except DecodeError:
                     continue  # reported when the sample is read
-                kinds.observe(self._fields.pick(values).columns, _place(self.path, member))
+                kinds.observe(columns, _place(self.path, member))
 
     def items(self) -> Iterator[Item]:
         yield from self._scan.notes
@@ -132,16 +136,17 @@ class WebDatasetSource:
             reason, detail = fault
             yield Fault(key=self._prefix + key, place=place, reason=reason, detail=detail)
             return
-        images = [(name, member) for name, member in group.members if self._is_image(name)]
-        if len(images) > 1:
-            detail = f"fields {[name for name, _ in images]} are all pictures; choose one with a column map"
+        media = self._media(group)
+        if len(media) > 1:
+            names = [name for name, _ in group.members if self._is_medium(name)]
+            detail = f"fields {names} are all pictures or videos; choose one with a column map"
             yield Fault(key=self._prefix + key, place=place, reason="two_images", detail=detail)
             return
         for name, member in group.members:
             if name not in _KNOWN_FIELDS and name not in self._fields.mapping.values():
                 detail = f"field {name!r} is not one of the known fields"
                 yield Note(place=_place(self.path, member), reason="ignored_field", detail=detail)
-        yield self._record(key, group, images, place, tar)
+        yield self._record(key, group, media, place, tar)
 
     def _layout_fault(self, group: _Group) -> tuple[str, str] | None:
         listed = ", ".join(f"{member.name!r} @{member.offset}" for _, member in group.members[:6])
@@ -160,23 +165,37 @@ class WebDatasetSource:
             return "dotted_name", detail + "rename the files, split at the last dot, or map the fields"
         return None
 
-    def _is_image(self, name: str) -> bool:
-        wanted = self._fields.mapping.get("image")
-        return name == wanted if wanted is not None else name in _IMAGE_FIELDS
+    def _media(self, group: _Group) -> list[Medium]:
+        return [
+            Medium(kind="video" if name in _VIDEO_FIELDS else "image", value=member)
+            for name, member in group.members
+            if self._is_medium(name)
+        ]
+
+    def _is_medium(self, name: str) -> bool:
+        wanted = [self._fields.mapping[kind] for kind in ("image", "video") if kind in self._fields.mapping]
+        return name in wanted if wanted else name in _MEDIA_FIELDS
 
     def _record(
-        self, key: str, group: _Group, images: list[tuple[str, Member]], place: str, tar: tarfile.TarFile
+        self, key: str, group: _Group, media: list[Medium], place: str, tar: tarfile.TarFile
     ) -> Record | Fault:
         try:
             texts, values = self._metadata(group, tar)
-            picked = self._fields.pick(values)
+            picked = arrange(values, self._fields, beside=media)
             caption = merge_caption(one_caption(texts), picked.caption)
-            load = self._loader(images[0][1], tar) if images else None
+            load = self._loader(cast(Member, media[0].value), tar) if media else None
         except DecodeError as error:
             return Fault(key=self._prefix + key, place=place, reason=error.reason, detail=error.detail)
         found = key if picked.key is MISSING else picked.key
         named = f"{self._prefix}{found}" if isinstance(found, str | int) else found
-        return Record(key=named, place=place, load=load, caption=caption, columns=picked.columns)
+        return Record(
+            key=named,
+            place=place,
+            load=load,
+            caption=caption,
+            columns=picked.columns,
+            optional=picked.optional,
+        )
 
     def _loader(self, member: Member, tar: tarfile.TarFile) -> Callable[[], bytes]:
         """Read later, in any thread, from a plain file here; now from a stream, so that it goes forwards."""
