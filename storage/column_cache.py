@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
 import pyarrow as pa
+
+from storage.fork_locks import new_lock
 
 __all__ = ["ColumnCache"]
 
@@ -18,7 +19,7 @@ class ColumnCache:
         self._max_bytes = max_bytes
         self._arrays: OrderedDict[tuple[str, str], pa.Array] = OrderedDict()
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._lock = new_lock(self, "_lock")
 
     def get(self, path: str, name: str, load: Callable[[], pa.Array]) -> pa.Array:
         """The array `name` of the file `path`, loaded when it is not held."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 import weakref
 
 from storage.backends.base import Backend, Lease
 from storage.errors import SnapshotNotFoundError
+from storage.fork_locks import new_lock
 
 __all__ = ["hold_snapshot", "snapshot_name"]
 
 _leases: weakref.WeakValueDictionary[tuple[str, int], Lease] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = new_lock(sys.modules[__name__], "_lock")
 
 
 def snapshot_name(snapshot_id: int) -> str:

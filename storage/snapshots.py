@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
-import threading
+import sys
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -19,6 +19,7 @@ from storage.errors import (
     StoreExistsError,
     StoreNotFoundError,
 )
+from storage.fork_locks import new_lock
 from storage.leases import hold_snapshot, snapshot_name
 from storage.manifest import Snapshot
 from storage.manifest_json import decode_snapshot, encode_snapshot
@@ -42,7 +43,7 @@ _Version = tuple[str, int, Hashable]
 
 # Snapshot files never change, so those read last need not be read again; another file has another version.
 _decoded: dict[_Version, Snapshot] = {}
-_decoded_lock = threading.Lock()
+_decoded_lock = new_lock(sys.modules[__name__], "_decoded_lock")
 
 
 def create_store(backend: Backend) -> Snapshot:
