@@ -8,6 +8,7 @@ a fork.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -59,18 +60,38 @@ def _fsync(path: Path, flags: int) -> None:
 
 
 def publish_exclusively(path: Path, content: bytes, temporary: Path) -> bool:
-    """Give `content` the name `path`, durably and all at once; False when the name is already taken."""
-    with temporary.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    """Give `content` the name `path`, durably and all at once; False when the name is already taken.
+
+    Raises:
+        FileNotFoundError: If somebody removed the temporary file.
+        StorageError: If the file system has no hard links.
+    """
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if not _link(temporary, path):
+            return False
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     fsync_directory(path.parent)
+    return True
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A network file system may repeat a request whose answer was lost, and find the name of the first.
+        return os.path.samestat(source.lstat(), target.lstat())
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        raise StorageError(
+            f"{target}: the file system has no hard links ({error.strerror}), by which one of two writers is "
+            "kept from replacing what the other published; keep the store on another file system"
+        ) from error
     return True
 
 

@@ -40,22 +40,22 @@ def collect_garbage(backend: Backend, *, grace_s: float, keep_last: int | None) 
         StorageError: If keep_last is less than one.
     """
     before = time.time() - grace_s
-    removed = [] if keep_last is None else _expire(backend, before, keep_last)
-    # In this order: what a writer publishes after its files were seen is found in the snapshots, and until
-    # then its lock is found held. What was sealed long ago is published under the lock of the collection.
-    candidates = [file for top in _DATA_FOLDERS for file in backend.walk(top) if file.changed < before]
-    folders = backend.commit_folders(before)
     with backend.exclude_collection():
-        live = backend.live_writers()
-        listed = _listed_paths(backend)
-        for file in candidates:
-            if file.path not in listed and not any(writer in file.path for writer in live):
-                with contextlib.suppress(FileNotFoundError):
-                    backend.remove(file.path)
-                removed.append(file)
-        for folder in folders:
-            if folder.rpartition("/")[2] not in live:
-                backend.remove_empty_folder(folder)
+        removed = [] if keep_last is None else _expire(backend, before, keep_last)
+        # In this order: what a writer publishes after its files were seen is found in the snapshots, and
+        # until then its lock is found held.
+        candidates = [file for top in _DATA_FOLDERS for file in backend.walk(top) if file.changed < before]
+        folders = backend.commit_folders(before)
+        with backend.watch_writers() as live:
+            listed = _listed_paths(backend)
+            for file in candidates:
+                if file.path not in listed and not any(writer in file.path for writer in live):
+                    with contextlib.suppress(FileNotFoundError):
+                        backend.remove(file.path)
+                    removed.append(file)
+            for folder in folders:
+                if not any(writer in folder for writer in live):
+                    backend.remove_empty_folder(folder)
     report = GcReport(
         removed=sorted(file.path for file in removed), bytes=sum(file.bytes for file in removed)
     )

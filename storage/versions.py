@@ -9,7 +9,7 @@ from storage.errors import SnapshotNotFoundError
 from storage.handle import StoreHandle, unknown_name
 from storage.history import SnapshotDiff, diff_snapshots, list_tags, read_log, remove_tag, write_tag
 from storage.manifest import Snapshot
-from storage.snapshots import list_snapshot_ids, newest_snapshot, publish, read_snapshot
+from storage.snapshots import hold_newest, list_snapshot_ids, publish, read_snapshot
 
 __all__ = ["Versions"]
 
@@ -61,11 +61,16 @@ class Versions(StoreHandle):
 
     def refresh(self) -> Self:
         """A handle on the newest snapshot, with the same policy and counters."""
-        newest = newest_snapshot(self.backend)
-        return type(self)(self.backend, newest, self.policy, self.counters, self._pool.narrowed(newest.parts))
+        newest, lease = hold_newest(self.backend)
+        pool = self._pool.narrowed(newest.parts)
+        handle = type(self)(self.backend, newest, self.policy, self.counters, pool)
+        del lease
+        return handle
 
     def restore(self, snapshot_id: int, message: str = "") -> Snapshot:
         """Publish a new snapshot with the content of an earlier one. Row numbers are not used again."""
-        old = read_snapshot(self.backend, snapshot_id)
+        held = self.at(snapshot_id)
         text = message or f"restore snapshot {snapshot_id}"
-        return publish(self.backend, lambda newest: replace(old, message=text, next_row=newest.next_row))
+        return publish(
+            self.backend, lambda newest: replace(held.snapshot, message=text, next_row=newest.next_row)
+        )

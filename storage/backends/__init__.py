@@ -11,6 +11,8 @@ from storage.backends.memory import MemoryBackend
 __all__ = ["Backend", "LocalBackend", "MemoryBackend", "find_backend"]
 
 
-def find_backend(place: str | Path | Backend) -> Backend:
+def find_backend(place: str | Path | Backend, *, allow_network_fs: bool | None = None) -> Backend:
     """The backend of a folder; a backend is given back as it is."""
-    return place if isinstance(place, Backend) else LocalBackend(place)
+    if isinstance(place, Backend):
+        return place
+    return LocalBackend(place, allow_network_fs=allow_network_fs)

@@ -170,7 +170,7 @@ class Backend(ABC):
 
     @abstractmethod
     def open_workspace(self, writer: str) -> Workspace:
-        """Make the staging folder of a writer, by whose name `live_writers` knows it."""
+        """Make the staging folder of a writer, by whose name `watch_writers` knows it."""
 
     @abstractmethod
     def reopen_workspace(self, writer: str) -> Workspace | None:
@@ -195,8 +195,8 @@ class Backend(ABC):
         """All files under a folder."""
 
     @abstractmethod
-    def live_writers(self) -> set[str]:
-        """The writers that are known to be at work on this machine."""
+    def watch_writers(self) -> AbstractContextManager[set[str]]:
+        """The writers at work on this machine. Nobody comes back to a folder before the block ends."""
 
     @abstractmethod
     def commit_folders(self, before: float) -> list[str]:

@@ -6,13 +6,16 @@ import difflib
 import fcntl
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from storage.backends.base import Backend, Lease, StoredFile, Workspace
+from storage.backends.network import network_file_system
+from storage.backends.workspaces import Workspaces
 from storage.errors import (
     CorruptionError,
     ManifestError,
@@ -25,18 +28,31 @@ from storage.manifest import FileRef
 
 __all__ = ["LocalBackend"]
 
-_LOCK_NAME = "writer.lock"
+ALLOW_NETWORK_FS = "UNIRL_ALLOW_NETWORK_FS"
+_MAX_CONTROL_BYTES = 1 << 30
 _FOLDERS_OF_COMMITS = ("blobs", "staging")
 
 
 class LocalBackend(Backend):
     """A folder. path: as given, made absolute."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, allow_network_fs: bool | None = None) -> None:
+        """
+        Args:
+            path: The folder.
+            allow_network_fs: Write although the folder is on a network file system; None asks the
+                environment variable UNIRL_ALLOW_NETWORK_FS.
+        """
         self.path = Path(path).absolute()
         self.url = str(self.path)
         self.identity = os.path.realpath(self.path)
         self.read_only = False
+        self._allow_network_fs = allow_network_fs
+        self._is_on_network: bool | None = None
+        self._workspaces = Workspaces(self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(LocalBackend, allow_network_fs=self._allow_network_fs), (self.path,)
 
     def absence(self) -> str:
         reason = (
@@ -56,13 +72,34 @@ class LocalBackend(Backend):
 
     def names(self, folder: str) -> list[str]:
         path = self.path / folder
-        return [entry.name for entry in path.iterdir()] if path.is_dir() else []
+        try:
+            return os.listdir(path)  # noqa: PTH208
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise StorageError(f"{path}: the folder cannot be read: {error.strerror}") from error
 
     def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
+        path = self.path / name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise ManifestError(f"{path}: the file cannot be read: {error.strerror}") from error
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_CONTROL_BYTES:
+                raise ManifestError(
+                    f"{path}: this is no plain file of at most {_MAX_CONTROL_BYTES} bytes; remove it"
+                )
+            with open(fd, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(fd)
 
     def version(self, name: str) -> Hashable:
-        status = (self.path / name).stat()
+        status = (self.path / name).lstat()
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     # Shards
@@ -70,7 +107,7 @@ class LocalBackend(Backend):
     def open_shard(self, ref: FileRef) -> int:
         path = self._path_of(ref)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise MissingShardError(
                 f"{path}: the shard is missing; copy it back, or open an earlier snapshot that does not "
@@ -119,6 +156,7 @@ class LocalBackend(Backend):
     # Writing
 
     def prepare(self, folders: Iterable[str]) -> None:
+        self._check_writable()
         if self.path.exists():
             if not self.path.is_dir():
                 raise StoreExistsError(f"{self.path}: there is a file of this name; give another path")
@@ -133,65 +171,75 @@ class LocalBackend(Backend):
         fsync_directory(self.path.parent)
 
     def create(self, name: str, content: bytes) -> bool:
+        self._check_writable()
         target = self.path / name
         staging = self.path / "staging"
-        for folder in (target.parent, staging):
-            self._make_folder(folder)
-        temporary = staging / f"{target.parent.name}-{secrets.token_hex(8)}.json"
-        return publish_exclusively(target, content, temporary)
+        while True:
+            for folder in (target.parent, staging):
+                self._make_folder(folder)
+            temporary = staging / f"{target.parent.name}-{secrets.token_hex(8)}.json"
+            with suppress(FileNotFoundError):  # gc removed it before it got its name.
+                return publish_exclusively(target, content, temporary)
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink()
 
     def remove_unless_held(self, name: str, is_kept: Callable[[], bool]) -> bool:
         path = self.path / name
-        with path.open("rb") as file:
+        with suppress(FileNotFoundError), path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return False
-            if is_kept():
-                return False
-            path.unlink(missing_ok=True)
-            return True
+            if not is_kept():
+                path.unlink()
+                return True
+        return False
 
     def open_workspace(self, writer: str) -> Workspace:
-        path = self.path / "staging" / writer
-        self._make_workspace(path, exist_ok=False)
-        workspace = self._lock_workspace(path)
+        workspace = self._workspace(writer, has_scratch=self._check_writable())
         if workspace is None:
-            raise StorageError(f"{path}: gc took the folder of a new commit for an old one; commit again")
+            raise StorageError(f"{self.path}: another writer has the name {writer}; begin a new commit")
         return workspace
 
     def reopen_workspace(self, writer: str) -> Workspace | None:
-        path = self.path / "staging" / writer
-        self._make_workspace(path, exist_ok=True)
-        return self._lock_workspace(path)
+        """In the store itself even on a network: only so another machine can go on with what was left."""
+        self._check_writable()
+        return self._workspace(writer, has_scratch=False)
 
-    def _make_workspace(self, path: Path, exist_ok: bool) -> None:
+    def _workspace(self, writer: str, *, has_scratch: bool) -> Workspace | None:
         try:
-            path.mkdir(parents=True, exist_ok=exist_ok)
+            return self._workspaces.open(writer, has_scratch=has_scratch)
         except OSError as error:
             raise StorageError(f"{self.path}: the store cannot be written to: {error.strerror}") from error
 
-    def _lock_workspace(self, path: Path) -> Workspace | None:
-        lock = (path / _LOCK_NAME).open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return None
-
-        def close() -> None:
-            shutil.rmtree(path, ignore_errors=True)
-            lock.close()
-
-        return Workspace(path=path, close=close, leave=lock.close)
+    def _check_writable(self) -> bool:
+        """Whether the store is on a network file system, on which writing has to be allowed."""
+        if self._is_on_network is None:
+            kind = network_file_system(self.path)
+            allowed = self._allow_network_fs
+            if allowed is None:
+                allowed = os.environ.get(ALLOW_NETWORK_FS, "") not in ("", "0")
+            if kind is not None and not allowed:
+                raise StorageError(
+                    f"{self.path}: the folder is on a network file system ({kind}), where locks of other "
+                    "machines may not be seen and gc has only its grace period to spare their commits. To "
+                    f"write there, open the store with allow_network_fs=True or set {ALLOW_NETWORK_FS}=1; or "
+                    "write to a local disk and copy the finished store"
+                )
+            self._is_on_network = kind is not None
+        return self._is_on_network
 
     def install(self, source: Path, name: str) -> None:
-        fsync_file(source)
         target = self.path / name
         self._make_folder(target.parent)
+        if os.path.realpath(target.parent) != str(Path(self.identity, name).parent):
+            raise StorageError(
+                f"{target.parent}: a symbolic link stands in the path, and shards behind links are not read; "
+                "mount the disk there, or move the whole store"
+            )
+        source = self._workspaces.bring(source)
+        fsync_file(source)
         source.rename(target)
 
     def flush(self, names: Iterable[str]) -> None:
@@ -208,6 +256,7 @@ class LocalBackend(Backend):
     @contextmanager
     def exclude_collection(self) -> Iterator[None]:
         """A lock on a folder, which a kill releases. Network folders may not have it."""
+        self._check_writable()
         fd = os.open(self.path / "snapshots", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with suppress(OSError):
@@ -226,34 +275,24 @@ class LocalBackend(Backend):
                 name = path.relative_to(self.path).as_posix()
                 yield StoredFile(path=name, bytes=status.st_size, changed=status.st_ctime)
 
-    def live_writers(self) -> set[str]:
-        folders = (self.path / "staging").glob("*")
-        return {path.name for path in folders if path.is_dir() and not _is_abandoned(path)}
+    def watch_writers(self) -> AbstractContextManager[set[str]]:
+        return self._workspaces.watch()
 
     def commit_folders(self, before: float) -> list[str]:
-        return [
-            path.relative_to(self.path).as_posix()
-            for top in _FOLDERS_OF_COMMITS
-            for path in (self.path / top).glob("*")
-            if path.is_dir() and path.stat().st_ctime < before
-        ]
+        found = []
+        for top in _FOLDERS_OF_COMMITS:
+            for path in (self.path / top).glob("*"):
+                with suppress(FileNotFoundError):
+                    if path.is_dir() and path.lstat().st_ctime < before:
+                        found.append(path.relative_to(self.path).as_posix())
+        return found
 
     def remove_empty_folder(self, name: str) -> None:
+        """Folders are removed one by one from below, so that what a writer puts there meanwhile stays."""
         folder = self.path / name
-        if not any(path.is_file() for path in folder.rglob("*")):
-            shutil.rmtree(folder)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    """Whether the writer of a staging folder is gone. Locks are seen on one machine only."""
-    try:
-        with (folder / _LOCK_NAME).open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except BlockingIOError:
-        return False
-    return True
+        for path in (*sorted(folder.rglob("*"), reverse=True), folder):
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _stores_in(folder: Path) -> list[str]:

@@ -208,8 +208,9 @@ class MemoryBackend(Backend):
             if name.startswith(f"{folder}/"):
                 yield StoredFile(path=name, bytes=file.bytes, changed=file.changed)
 
-    def live_writers(self) -> set[str]:
-        return set(self._files.writers)
+    @contextmanager
+    def watch_writers(self) -> Iterator[set[str]]:
+        yield set(self._files.writers)
 
     def commit_folders(self, before: float) -> list[str]:
         return []
