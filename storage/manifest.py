@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,10 +79,12 @@ class TensorSpec:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return np.dtype(self.dtype).itemsize * count
+        return _row_bytes(self.dtype, self.shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _row_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return np.dtype(dtype).itemsize * math.prod(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

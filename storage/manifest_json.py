@@ -40,6 +40,7 @@ _DTYPES = (
 )  # fmt: skip
 _XXH3 = re.compile(r"[0-9a-f]{32}")
 _PART_ID = re.compile(r"[0-9a-z]{1,64}")
+_PATH = re.compile(rf"{FILE_NAME.pattern}(?:/{FILE_NAME.pattern}){{1,2}}")
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -194,8 +195,7 @@ def _part(fields: dict[str, Any], specs: Mapping[str, TensorSpec]) -> Part:
 
 def _file(fields: dict[str, Any], folder: str) -> FileRef:
     path = _text(fields["path"])
-    steps = path.split("/")
-    if steps[0] != folder or len(steps) not in (2, 3) or any(not FILE_NAME.fullmatch(s) for s in steps):
+    if not _PATH.fullmatch(path) or not path.startswith(f"{folder}/"):
         raise ValueError(f"the path {_short(path)} does not lie in {folder}/ of the store")
     xxh3 = _match(_XXH3, fields["xxh3"])
     return FileRef(path=path, bytes=_count(fields["bytes"]), xxh3=xxh3, rows=_count(fields["rows"]))
@@ -258,9 +258,9 @@ def _column_spec(fields: dict[str, Any]) -> ColumnSpec:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MAX_BYTES:
-        raise ValueError(f"{_short(value)} is not a whole number from 0 to 2^60")
-    return value
+    if type(value) is int and 0 <= value < _MAX_BYTES:
+        return value
+    raise ValueError(f"{_short(value)} is not a whole number from 0 to 2^60")
 
 
 def _text(value: object) -> str:
