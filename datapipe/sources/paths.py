@@ -20,7 +20,12 @@ IMAGE_SUFFIXES: Final = frozenset(
         *(".heic", ".heif", ".mpo", ".apng", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".ico", ".qoi"),
     }
 )
-VIDEO_SUFFIXES: Final = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ogv"})
+VIDEO_SUFFIXES: Final = frozenset(
+    {
+        *(".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".ts", ".mts", ".m2ts", ".mpg", ".mpeg", ".ogv"),
+        *(".flv", ".wmv", ".asf", ".3gp"),
+    }
+)
 
 
 def printable(text: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["RemotePath", "SourcePath", "is_url", "open_url"]
 
 _URL: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
+_USER: Final = re.compile(r"://[^/@]*@")
 _BUFFER_BYTES: Final = 2**18
 _SECRET: Final = re.compile(
     r"sig|token|secret|key|credential|password|auth|expires|policy|^x-(amz|goog)-|^s[a-z]{1,2}$", re.I
@@ -66,10 +67,12 @@ class RemotePath:
         return self._at(f"{self._bare().rstrip('/')}/{relative}")
 
     def __str__(self) -> str:
-        parts = urlsplit(str(self.fs.unstrip_protocol(self.path)))
-        host = parts.netloc.rpartition("@")[2]
-        shown = [(name, value) for name, value in parse_qsl(parts.query) if not _SECRET.search(name)]
-        return urlunsplit((parts.scheme, host, parts.path, urlencode(shown), ""))
+        url = _USER.sub("://", str(self.fs.unstrip_protocol(self.path)))
+        if not self._is_http:
+            return url
+        head, mark, query = url.partition("?")
+        shown = [(name, value) for name, value in parse_qsl(query) if not _SECRET.search(name)]
+        return head + mark + urlencode(shown) if shown else head
 
     def as_posix(self) -> str:
         return str(self)
