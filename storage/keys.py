@@ -248,6 +248,11 @@ class KeyTable:
             at += 1
         return None
 
+    def rows_of_hash(self, key_hash: int) -> np.ndarray:
+        """The rows whose key has a hash, int64 (n,)."""
+        first, last = (self.sorted_hash.searchsorted(np.uint64(key_hash), side) for side in ("left", "right"))
+        return self.sorted_row[first:last]
+
     def shared_hashes(self, hashes: np.ndarray) -> np.ndarray:
         """Those of `hashes` (uint64) that this table has too."""
         at = np.minimum(self.sorted_hash.searchsorted(hashes), len(self) - 1)

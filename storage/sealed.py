@@ -160,7 +160,7 @@ def _refuse_repeated_keys(parts: Sequence[PartReader]) -> None:
     for shared in np.unique(hashes[1:][hashes[1:] == hashes[:-1]]).tolist():
         seen: dict[bytes, str] = {}
         for reader, table in zip(parts, tables):
-            for row in _rows_of_hash(table, shared):
+            for row in table.rows_of_hash(shared).tolist():
                 key, place = table.encoded_key(row), f"row {row} of part {reader.part.id}"
                 if key in seen:
                     raise DuplicateKeyError(
@@ -206,16 +206,10 @@ def _checked_parts(readers: ReaderPool, sealed: SealedPart, newest: Snapshot) ->
 def _shared_keys(mine: KeyTable, theirs: KeyTable) -> Iterator[tuple[int, int]]:
     """Row of `mine` and row of `theirs` for each key that both have."""
     for shared in np.unique(theirs.shared_hashes(mine.sorted_hash)).tolist():
-        for row in _rows_of_hash(mine, shared):
+        for row in mine.rows_of_hash(shared).tolist():
             local = theirs.find(mine.encoded_key(row), shared)
             if local is not None:
                 yield row, local
-
-
-def _rows_of_hash(table: KeyTable, key_hash: int) -> list[int]:
-    value = np.uint64(key_hash)
-    first, last = (int(table.sorted_hash.searchsorted(value, side)) for side in ("left", "right"))
-    return table.sorted_row[first:last].tolist()
 
 
 def check_tensor_spec(name: str, spec: TensorSpec, snapshot: Snapshot, place: str) -> None:
