@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyIndex"]
 
-_MERGED_ROWS = 1 << 21
+_MERGED_ROWS = 1 << 20
 _MAX_RUNS = 8
 
 
 class KeyIndex:
     """Where the keys of a snapshot lie: the mapped tables of large parts, and one run merged of small ones.
 
-    The merged run holds 17 bytes a row in memory, for up to two million rows; a single part needs none.
+    The merged run holds 17 bytes a row in memory, for up to a million rows; a single part needs none.
     """
 
     def __init__(self, parts: Sequence[Part], reader_of: Callable[[Part], PartReader], policy: str) -> None:

@@ -41,12 +41,20 @@ class RowMap:
     def part_rows(self, part: int) -> np.ndarray:
         """The numbers of all rows of a part, deleted ones too, int64 (rows,) ascending."""
         held = self._parts[part]
+        if held.row_ids is None:
+            return np.arange(held.first_row, held.end_row)
         return self._pool.get(held).global_rows(np.arange(held.rows))
 
     def live_rows(self) -> np.ndarray:
         """The numbers of all rows that can be read, ascending."""
-        pieces = [self.part_rows(part) for part in range(len(self._parts))]
-        rows = np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+        if len(self._parts) == 1:
+            rows = self.part_rows(0)
+        else:
+            rows = np.empty(sum(part.rows for part in self._parts), np.int64)
+            start = 0
+            for number, part in enumerate(self._parts):
+                rows[start : start + part.rows] = self.part_rows(number)
+                start += part.rows
         return rows[~self.is_deleted(rows)] if len(self.deleted) else rows
 
     def is_deleted(self, rows: np.ndarray) -> np.ndarray:
