@@ -71,6 +71,11 @@ class BlobWriter:
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
             self._flush()
 
+    def add_absent(self, count: int) -> None:
+        """Append rows without a blob."""
+        self._lengths.extend([NO_BLOB] * count)
+        self._digests += bytes(16 * count)
+
     def digest(self, row: int) -> str:
         """xxh3_128 of a row's blob as 32 hexadecimal digits."""
         return self._digests[16 * row : 16 * row + 16].hex()

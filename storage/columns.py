@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,7 @@ ARROW_TYPES = {
     "null": pa.large_string(),
 }
 _MAX_EXACT_INT = 1 << 53
+_KINDS: dict[type, str] = {str: "string", int: "int", float: "float", bool: "bool"}
 
 Scalar = str | int | float | bool | None
 
@@ -95,6 +97,22 @@ class ColumnTypes:
             )
         return plain
 
+    def accept_all(
+        self, name: str, values: Sequence[object], place: Callable[[int], str]
+    ) -> Sequence[Scalar]:
+        """The values of consecutive rows as they are stored; `place` names the row at a position in errors.
+
+        Raises:
+            ColumnError, ColumnTypeError: See accept.
+        """
+        found = set(map(type, values)) - {type(None)}
+        kind = _KINDS.get(found.pop()) if len(found) == 1 else None
+        column = self._columns.get(name)
+        if kind is None or column is None or column.type not in (kind, "null") or not _fits(kind, values):
+            return [self.accept(name, value, place(at)) for at, value in enumerate(values)]
+        self._settle(name, kind, place(0))
+        return cast(Sequence[Scalar], values)
+
     def _settle(self, name: str, kind: str, origin: str) -> None:
         column = self._columns.get(name)
         if column is not None and column.type not in ("null", kind):
@@ -116,6 +134,20 @@ class ColumnTypes:
             raise ColumnError(
                 f"columns {other!r} and {name!r} differ only in case, which SQL does not tell apart"
             )
+
+
+def _fits(kind: str, values: Sequence[object]) -> bool:
+    """Whether values that are all None or of one plain type can be stored without a look at each."""
+    present = [value for value in values if value is not None]
+    if kind == "int":
+        numbers = cast(list[int], present)
+        return min(numbers) >= -(1 << 63) and max(numbers) < 1 << 63
+    if kind == "string":
+        try:
+            "".join(cast(list[str], present)).encode()
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def check_same_types(mine: Mapping[str, tuple[str, str]], theirs: Mapping[str, tuple[str, str]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,6 +44,17 @@ class IndexWriter:
             if type(value) is str:
                 self._text_bytes += len(value)
         self._rows = rows + 1
+        if self._rows >= _CHUNK_ROWS or self._text_bytes >= _CHUNK_TEXT_BYTES:
+            self._spool()
+
+    def add_rows(self, count: int, columns: Mapping[str, Sequence[Scalar]]) -> None:
+        """Append rows; each column has one value for every row."""
+        for name, added in columns.items():
+            values = self._values.setdefault(name, [])
+            values.extend([None] * (self._rows - len(values)))
+            values.extend(added)
+            self._text_bytes += sum(len(value) for value in added if type(value) is str)
+        self._rows += count
         if self._rows >= _CHUNK_ROWS or self._text_bytes >= _CHUNK_TEXT_BYTES:
             self._spool()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -51,6 +51,15 @@ class PartBuilder:
         if blob is not None:
             own |= {"hash": self._blobs.digest(row), "bytes": memoryview(blob).nbytes}
         self._index.add({**own, **columns})
+
+    def add_texts(
+        self, keys: Sequence[bytes], hashes: Sequence[int], columns: Mapping[str, Sequence[Scalar]]
+    ) -> None:
+        """Append rows without blobs, but for their tensors."""
+        for key, key_hash in zip(keys, hashes):
+            self.keys.add(key, key_hash)
+        self._blobs.add_absent(len(keys))
+        self._index.add_rows(len(keys), {"key": [key.decode() for key in keys], **columns})
 
     def seal(self, row_ids: np.ndarray | None = None) -> Part:
         """Finish the files and give them their final names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
@@ -12,7 +12,7 @@ import numpy as np
 from storage.blobs import Blob
 from storage.columns import ColumnTypes
 from storage.disk import write_errors
-from storage.errors import DuplicateKeyError, StorageError, TensorColumnError
+from storage.errors import ColumnError, DuplicateKeyError, StorageError, TensorColumnError
 from storage.index import QuarantineWriter
 from storage.keys import encode_key, hash_key
 from storage.manifest import ColumnSpec, FileRef, Snapshot, TensorSpec
@@ -24,6 +24,8 @@ from storage.staging import Staging
 from storage.tensors import tensor_spec
 
 __all__ = ["PartWriter"]
+
+_BLOCK_ROWS = 4096
 
 
 class PartWriter:
@@ -89,15 +91,12 @@ class PartWriter:
             ColumnError, ColumnTypeError: If a name or a value does not fit.
             TensorColumnError: If a tensor is missing, unknown, or of another dtype or shape.
         """
-        if not self._usable:
-            raise StorageError(
-                f"{self._backend.url}: this writer is closed or failed before; begin a new commit"
-            )
+        self._refuse_unusable()
         row = len(self)
         place = f"row {row} of the commit, key {key!r}"
         encoded = encode_key(key)
         key_hash = hash_key(encoded)
-        self._refuse_duplicate(key, encoded, key_hash, place)
+        self._refuse_duplicate(key, encoded, key_hash, lambda _: place, 0)
         arrays = self._checked_tensors(tensors or {}, place)
         values = {name: self._types.accept(name, value, place) for name, value in columns.items()}
         self._usable = False
@@ -110,6 +109,53 @@ class PartWriter:
                     self._rows.tensors[name].append(data)
         self._usable = True
 
+    def add_rows(self, keys: Sequence[str], columns: Mapping[str, Sequence[object]]) -> None:
+        """Add rows without blobs and tensors, faster than one by one.
+
+        An error leaves the commit as it was before the call, but for rows of earlier blocks of 4096.
+
+        Args:
+            keys: As in add.
+            columns: As in add, with one value for every key.
+
+        Raises:
+            DuplicateKeyError, ColumnError, ColumnTypeError: See add.
+        """
+        wrong = {name: len(values) for name, values in columns.items() if len(values) != len(keys)}
+        if wrong:
+            raise ColumnError(
+                f"{len(keys)} keys, but columns of other lengths: {wrong}; give a value for each key"
+            )
+        for start in range(0, len(keys), _BLOCK_ROWS):
+            stop = start + _BLOCK_ROWS
+            self._add_block(keys[start:stop], {name: values[start:stop] for name, values in columns.items()})
+
+    def _add_block(self, keys: Sequence[str], columns: Mapping[str, Sequence[object]]) -> None:
+        self._refuse_unusable()
+        first = len(self)
+
+        def place(at: int) -> str:
+            return f"row {first + at} of the commit, key {keys[at]!r}"
+
+        encoded = [encode_key(key) for key in keys]
+        hashes = [hash_key(key) for key in encoded]
+        seen: dict[bytes, int] = {}
+        for at, (key, code, key_hash) in enumerate(zip(keys, encoded, hashes)):
+            if seen.setdefault(code, at) != at:
+                raise DuplicateKeyError(
+                    f"{place(at)}: row {first + seen[code]} of the same commit has this key; "
+                    "give each row a key of its own"
+                )
+            self._refuse_duplicate(key, code, key_hash, place, at)
+        values = {name: self._types.accept_all(name, given, place) for name, given in columns.items()}
+        self._usable = False
+        with write_errors(self._staging.path):
+            self._rows.add_texts(encoded, hashes, values)
+            for spool in self._rows.tensors.values():
+                spool.skip(len(keys))
+        self._tensors_fixed = True
+        self._usable = True
+
     def quarantine(self, *, key: str, place: str, reason: str, data: bytes | None = None) -> None:
         """Record what was refused, with its bytes; published with the rows."""
         with write_errors(self._staging.path):
@@ -117,16 +163,24 @@ class PartWriter:
                 self._quarantine = QuarantineWriter(self._staging.path / "quarantine.parquet")
             self._quarantine.add(key, place, reason, data)
 
-    def _refuse_duplicate(self, key: str, encoded: bytes, key_hash: int, place: str) -> None:
+    def _refuse_unusable(self) -> None:
+        if not self._usable:
+            raise StorageError(
+                f"{self._backend.url}: this writer is closed or failed before; begin a new commit"
+            )
+
+    def _refuse_duplicate(
+        self, key: str, encoded: bytes, key_hash: int, place: Callable[[int], str], at: int
+    ) -> None:
         mine = self._rows.keys.find(encoded, key_hash)
         if mine is not None:
             raise DuplicateKeyError(
-                f"{place}: row {mine} of the same commit has this key; give each row a key of its own"
+                f"{place(at)}: row {mine} of the same commit has this key; give each row a key of its own"
             )
         theirs = self._known.find(key, self._deleted)
         if theirs is not None:
             raise DuplicateKeyError(
-                f"{place}: row {theirs} of {self._backend.url} (snapshot {self._base.id}) has this key; "
+                f"{place(at)}: row {theirs} of {self._backend.url} (snapshot {self._base.id}) has this key; "
                 "leave it out, or give it another key"
             )
 
