@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+
 from storage import FeatureStore, View
 
 _WORKERS = 4
