@@ -5,22 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
 from datapipe.errors import DataError
-from datapipe.ingest_run import IngestRun
+from datapipe.ingest_run import DuplicatePolicy, IngestRun
 from datapipe.judge import Judge
+from datapipe.media_rules import (
+    FramePolicy,
+    MediaRules,
+    parse_background,
+    parse_encoding,
+    parse_resizing,
+    parse_tensor,
+)
 from datapipe.progress import progress_bar
 from datapipe.report import BadFractionError, IngestReport
-from datapipe.sources import FieldMap, open_sources
+from datapipe.source_journal import SourceJournal, fingerprint
+from datapipe.sources import FieldMap, Source, open_sources
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.webdataset import SplitDot
 from storage import FeatureStore
 
-__all__ = ["ingest"]
+__all__ = ["Engine", "ingest"]
 
-_COMMIT_S: Final = 60.0  # a kill loses at most the work of so long, however slow the source is
+Engine = Literal["local", "ray"]
+
 _OPTIONAL: Final = frozenset({"image", "caption"})
 
 
@@ -35,8 +45,17 @@ def ingest(
     split_dot: SplitDot = "first",
     max_bad_fraction: float = 0.0,
     max_pixels: int = DEFAULT_MAX_PIXELS,
+    background: str | Sequence[int] = "white",
+    frames: FramePolicy = "first",
+    duplicates: DuplicatePolicy = "once",
+    trust: bool = False,
+    resize: str | None = None,
+    reencode: str | None = None,
+    tensors: Sequence[str] = (),
+    engine: Engine = "local",
     workers: int = 2,
     commit_rows: int = 10_000,
+    commit_s: float = 60.0,
     progress: bool = True,
     dry_run: int | None = None,
     should_stop: Callable[[], bool] = lambda: False,
@@ -44,8 +63,9 @@ def ingest(
     """Read samples, check them completely and commit the good ones.
 
     Blobs are stored as they came; width and height in the index are those after rotation. A rerun
-    continues: rows that the store has from the same place are skipped without being read. Samples that
-    cannot be used go to the store's quarantine with place and reason, once.
+    continues: rows that the store has from the same place are skipped without being read, and a source that
+    was read to its end without a bad sample is not read again until it changes. Samples that cannot be used
+    go to the store's quarantine with place and reason, once.
 
     Args:
         source: Folders, tars, tables, or patterns of them.
@@ -58,8 +78,21 @@ def ingest(
         split_dot: Whether a key in a tar ends at the `first` or the `last` dot of the file name.
         max_bad_fraction: Share of bad samples, 0..1, that is still a success.
         max_pixels: Pictures whose header claims more are quarantined.
-        workers: Threads that read and decode.
-        commit_rows: Samples in a commit, at most; a minute also ends one. A kill loses the work since.
+        background: Ground behind transparent pixels where pictures are changed: `white`, `#rrggbb`, or
+            R, G, B.
+        frames: Of animations and files of several pages take the `first` frame, make `all` of them rows
+            of their own, or refuse them (`skip`).
+        duplicates: Store samples that differ in nothing but their key `once`, or `keep` them all.
+        trust: Read headers only. Broken pixels are found when they are decoded, and no perceptual hash is
+            recorded.
+        resize: `512`: the larger side at most so long; `384x256`: width and height exactly.
+        reencode: `jpeg:90`, `webp:90` or `png`: store pictures so. Resized ones are stored as JPEG if they
+            came as JPEG, else as PNG.
+        tensors: Tensor columns made on the way, such as `pixels:uint8[3,224,224]`.
+        engine: `local` reads in threads of this process; `ray` in processes, here or on a cluster.
+        workers: Threads that read and decode, or tasks of Ray at a time.
+        commit_rows: Samples in a commit, at most,
+        commit_s: and seconds from its first sample. A kill loses the work since the last commit.
         progress: Show a bar when standard error is a terminal.
         dry_run: Look at the first so many samples only, and write nothing.
         should_stop: Asked between samples; True commits what is whole and returns.
@@ -69,27 +102,54 @@ def ingest(
 
     Raises:
         BadFractionError: When the bad share is over the budget, after the good rows are committed.
+        DataError: When an argument cannot be used.
         SourceError: When a source cannot be read at all, before anything is written.
         StorageError: When the store cannot be used.
     """
     _check_arguments(optional, max_bad_fraction, max_pixels, workers, commit_rows, dry_run)
+    _check_choice("duplicates", duplicates, get_args(DuplicatePolicy))
+    _check_choice("engine", engine, get_args(Engine))
+    rules = MediaRules(
+        max_pixels=max_pixels,
+        background=parse_background(background),
+        frames=frames,
+        trust=trust,
+        resize=None if resize is None else parse_resizing(resize),
+        encoding=None if reencode is None else parse_encoding(reencode),
+        tensors=tuple(parse_tensor(text) for text in tensors),
+    )
     started = time.monotonic()
     specs = [source] if isinstance(source, str | Path) else list(source)
     fields = FieldMap(mapping=dict(column_map or {}))
     sources = open_sources(specs, format=format, fields=fields, key_prefix=key_prefix, split_dot=split_dot)
+    target = FeatureStore.open(store) if (Path(store) / "snapshots").is_dir() else None
+    chosen = repr((dict(column_map or {}), sorted(optional), key_prefix, split_dot, rules, duplicates))
+    journal = None if target is None else SourceJournal(target, chosen)
+    finished = [] if journal is None else [journal.finished(opened) for opened in sources]
+    unread = [opened for opened, record in zip(sources, finished) if record is None] if finished else sources
     kinds = ColumnKinds()
-    for opened in sources:
+    for opened in unread:
         opened.observe_columns(kinds)
-    target = _open_target(Path(store), is_made=dry_run is None)
     kinds.fit_store({} if target is None else target.columns)
-    judge = Judge(kinds=kinds, optional=frozenset(optional), max_pixels=max_pixels)
-    run = IngestRun(target, sources, judge, workers=workers, should_stop=should_stop)
+    if dry_run is None and target is None:
+        target = FeatureStore.create(Path(store), exist_ok=True)
+        journal = SourceJournal(target, chosen)
+    judge = Judge(kinds=kinds, optional=frozenset(optional), media=rules)
+    run = IngestRun(target, unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
+    run.tally.num_skipped += sum(record.num_samples for record in finished if record is not None)
+    run.tally.num_finished_sources += len(sources) - len(unread)
     num_commits = 0
-    with progress_bar(sources, is_wanted=progress) as update:
+    with progress_bar(unread, is_wanted=progress) as update:
         if dry_run is not None:
             run.examine(dry_run, update)
-        elif target is not None:
-            num_commits = run.commit_all(target, update, commit_rows=commit_rows, commit_s=_COMMIT_S)
+        elif target is not None and journal is not None:
+            num_commits = run.commit_all(
+                target,
+                update,
+                commit_rows=commit_rows,
+                commit_s=commit_s,
+                committed=_Recorder(run, unread, journal, target, chosen),
+            )
     report = run.tally.freeze(
         sources=tuple(opened.name for opened in sources),
         store=str(store),
@@ -105,10 +165,35 @@ def ingest(
     return report
 
 
-def _open_target(path: Path, *, is_made: bool) -> FeatureStore | None:
-    if is_made:
-        return FeatureStore.create(path, exist_ok=True)
-    return FeatureStore.open(path) if path.exists() else None
+class _Recorder:
+    """Notes in the journal which sources are finished, commit by commit."""
+
+    def __init__(
+        self,
+        run: IngestRun,
+        sources: Sequence[Source],
+        journal: SourceJournal,
+        store: FeatureStore,
+        rules: str,
+    ) -> None:
+        self._run, self._sources, self._journal, self._store = run, sources, journal, store
+        # From before anything is read, so that a change meanwhile is seen by the next run.
+        self._fingerprints = [fingerprint(source, rules) for source in sources]
+        self._num_told = 0
+
+    def __call__(self, num_finished: int) -> None:
+        found = {}
+        for index in range(self._num_told, num_finished):
+            version, progress = self._fingerprints[index], self._run.progress[index]
+            if version is not None and progress.num_bad == 0:
+                found[self._sources[index].name] = (version, progress.num_samples)
+        self._num_told = max(self._num_told, num_finished)
+        self._journal.add(self._store.refresh(), found)
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise DataError(f"{name} is {value!r}, wanted one of {', '.join(choices)}")
 
 
 def _check_arguments(

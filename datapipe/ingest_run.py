@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Final
+from typing import Final, Literal
 
 import xxhash
 
 from datapipe.errors import DecodeError
 from datapipe.judge import INDEX_KINDS, Judge, Row, checked_key
-from datapipe.known_rows import KnownRows, content_id, key_id, place_of_row
+from datapipe.known_rows import KnownRows, content_id, key_id, picture_id, place_of_content, place_of_row
 from datapipe.report import Tally
 from datapipe.sources import Fault, Note, Record, Source
-from storage import FeatureStore, KeyNotFoundError, Writer
+from storage import FeatureStore, KeyNotFoundError, PartWriter
 
-__all__ = ["IngestRun"]
+__all__ = ["DuplicatePolicy", "IngestRun", "Met", "Outcome"]
 
-_QUEUE_PER_WORKER: Final = 4
+DuplicatePolicy = Literal["once", "keep"]
+
+_QUEUE_PER_WORKER: Final = 2  # pieces that wait for the writer
+_PIECE_RECORDS: Final = 4  # judged by one call of a thread, so that handing over costs less than judging
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Keys and contents that other runs of the same ingest take, with their places."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    contents: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class _Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
     """What became of one item of a source."""
 
     source: Source
@@ -43,6 +54,14 @@ class _Outcome:
     @property
     def full_place(self) -> str:
         return f"{self.source.base}/{self.result.place}"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Of one source, as far as its outcomes were settled."""
+
+    num_samples: int = 0
+    num_bad: int = 0
 
 
 class IngestRun:
@@ -56,6 +75,9 @@ class IngestRun:
         *,
         workers: int,
         should_stop: Callable[[], bool],
+        duplicates: DuplicatePolicy = "once",
+        known: KnownRows | None = None,
+        met: Met | None = None,
     ) -> None:
         """Args:
         store: What is known already; None for a store that is not made yet.
@@ -63,20 +85,27 @@ class IngestRun:
         judge: The rules.
         workers: Threads that read and decode.
         should_stop: Asked between samples.
+        duplicates: Whether a sample that differs from another one in its key alone is left out.
+        known: The rows of the store, when they have been looked up already.
+        met: What other runs of the same ingest take.
         """
         self.tally = Tally()
+        self.progress = [_Progress() for _ in sources]
         self._sources = sources
         self._judge = judge
         self._workers = workers
         self._should_stop = should_stop
-        self._known = KnownRows(store)
+        self._duplicates = duplicates
+        self._known = KnownRows(store) if known is None else known
+        self._met = met or Met()
         self._known_faults = set() if store is None else _stored_faults(store)
         self._newest = store
         self._pending: dict[str, str] = {}  # key -> place, of the rows in the open commit
+        self._pending_contents: dict[int, str] = {}  # content -> place, likewise
 
     def examine(self, num_samples: int, update: Callable[[Tally, int], None]) -> None:
         """Count what would happen to the first num_samples samples, and write nothing."""
-        for _ in self._news(update, num_samples):
+        for _ in self.news(update, num_samples):
             pass
 
     def commit_all(
@@ -86,6 +115,7 @@ class IngestRun:
         *,
         commit_rows: int,
         commit_s: float,
+        committed: Callable[[int], None] = lambda num_finished: None,
     ) -> int:
         """Write everything in commits; return how many were made.
 
@@ -94,108 +124,50 @@ class IngestRun:
             update: Told of every sample.
             commit_rows: A commit ends after so many samples,
             commit_s: or with the first sample after so many seconds.
+            committed: Told after each commit how many sources are in the store to their end.
         """
         num_commits = 0
-        news = self._news(update)
+        news = self.news(update)
         for first in news:
-            kinds = self._judge.kinds.all() | INDEX_KINDS
             deadline = time.monotonic() + commit_s
-            with store.writer(message=f"ingest {first.source.name}", columns=kinds) as writer:
+            last = first
+            tensors = self._judge.media.tensor_columns()
+            with store.writer(
+                message=f"ingest {first.source.name}", columns=self.column_kinds(), tensors=tensors
+            ) as writer:
                 for count, outcome in enumerate(chain([first], news), start=1):
-                    self._write(outcome, writer)
+                    self.write(outcome, writer)
+                    last = outcome
                     if count >= commit_rows or time.monotonic() >= deadline:
                         break
             self._pending.clear()
+            self._pending_contents.clear()
             self._newest = store.refresh()
             num_commits += 1
+            committed(last.source_index)
+        if not self.tally.is_interrupted:
+            committed(len(self._sources))
         return num_commits
 
-    def _news(
-        self, update: Callable[[Tally, int], None], num_samples: int | None = None
-    ) -> Iterator[_Outcome]:
+    def column_kinds(self) -> dict[str, str]:
+        """Types of all metadata columns."""
+        return self._judge.kinds.all() | INDEX_KINDS
+
+    def news(self, update: Callable[[Tally, int], None], num_samples: int | None = None) -> Iterator[Outcome]:
         """Outcomes that have to be written, in the order of the sources; all outcomes are counted."""
         for outcome in self._judged():
             settled = self._settle(outcome)
-            if isinstance(settled.result, Row):
-                content = content_id(_blob_hash(settled.result), settled.result.caption)
-                is_duplicate = content in self._known.contents
-                self._known.contents.add(content)
-                self.tally.add_row(settled.result, settled.full_place, is_duplicate=is_duplicate)
+            if settled is not None and self._count(settled):
                 yield settled
-            elif isinstance(settled.result, Fault):
-                self.tally.add_fault(settled.result, settled.full_place)
-                if (settled.full_place, settled.result.reason) not in self._known_faults:
-                    yield settled
-            elif isinstance(settled.result, Note):
-                self.tally.add_note(settled.result, settled.full_place)
-            else:
-                self.tally.num_skipped += 1
-            update(self.tally, settled.source_index)
+            update(self.tally, outcome.source_index)
             if num_samples is not None and self.tally.num_seen >= num_samples:
                 return
             if self._should_stop():
                 self.tally.is_interrupted = True
                 return
 
-    def _judged(self) -> Iterator[_Outcome]:
-        """Judge records in threads, a bounded number ahead, and keep the order."""
-        waiting: deque[tuple[Source, int, Future[Row | Fault] | Row | Fault | Note | _Skip]] = deque()
-        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="ingest")
-        try:
-            for index, source in enumerate(self._sources):
-                for item in source.items():
-                    waiting.append((source, index, self._begin(item, source, pool)))
-                    if len(waiting) > self._workers * _QUEUE_PER_WORKER:
-                        yield _finish(*waiting.popleft())
-            while waiting:
-                yield _finish(*waiting.popleft())
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def _begin(
-        self, item: Record | Fault | Note, source: Source, pool: ThreadPoolExecutor
-    ) -> Future[Row | Fault] | Row | Fault | Note | _Skip:
-        if not isinstance(item, Record):
-            return item
-        try:
-            key = checked_key(item.key)
-        except DecodeError:
-            return pool.submit(self._judge, item, source.name)
-        known = self._known.find(key)
-        if known is not None and (known.source, known.place) == (source.name, item.place):
-            return _Skip(key, item.place)
-        if item.load is None:
-            return self._judge(item, source.name)  # text alone is not worth a thread
-        return pool.submit(self._judge, item, source.name)
-
-    def _settle(self, outcome: _Outcome) -> _Outcome:
-        """Refuse a key that was met before in this run, or that the store has with another content."""
-        result = outcome.result
-        if not isinstance(result, Row | _Skip):
-            return outcome
-        identity = key_id(result.key)
-        if identity in self._known.seen_keys:
-            first = self._pending.get(result.key) or self._committed_place(result.key)
-            if first is not None:
-                return replace(outcome, result=_duplicate(result, outcome.full_place, first))
-        self._known.seen_keys.add(identity)
-        if isinstance(result, _Skip):
-            return outcome
-        known = self._known.find(result.key)
-        if known is None:
-            self._pending[result.key] = outcome.full_place
-            return outcome
-        if known.hash == _blob_hash(result) and known.caption == result.caption:
-            return replace(outcome, result=_Skip(result.key, result.place))
-        return replace(outcome, result=_duplicate(result, outcome.full_place, known.full_place))
-
-    def _committed_place(self, key: str) -> str | None:
-        try:
-            return None if self._newest is None else place_of_row(self._newest, key)
-        except KeyNotFoundError:
-            return None  # two keys of one hash
-
-    def _write(self, outcome: _Outcome, writer: Writer) -> None:
+    def write(self, outcome: Outcome, writer: PartWriter) -> None:
+        """Add a row, or record a fault."""
         result = outcome.result
         if isinstance(result, Fault):
             writer.quarantine(
@@ -205,7 +177,161 @@ class IngestRun:
                 data=result.data,
             )
         elif isinstance(result, Row):
-            writer.add(result.key, result.blob, None, **result.index_columns())
+            tensors = None
+            if self._judge.media.tensors:
+                made = {} if result.media is None else result.media.tensors
+                tensors = {rule.name: made.get(rule.name) for rule in self._judge.media.tensors}
+            writer.add(result.key, result.blob, tensors, **result.index_columns())
+
+    def _count(self, settled: Outcome) -> bool:
+        """Count an outcome; tell whether it has to be written."""
+        result, progress = settled.result, self.progress[settled.source_index]
+        if isinstance(result, Note):
+            self.tally.add_note(result, settled.full_place)
+            return False
+        progress.num_samples += 1
+        if isinstance(result, Row):
+            self.tally.add_row(result, settled.full_place)
+            return True
+        if isinstance(result, Fault):
+            progress.num_bad += 1
+            self.tally.add_fault(result, settled.full_place)
+            return (settled.full_place, result.reason) not in self._known_faults
+        self.tally.num_skipped += 1
+        return False
+
+    def _judged(self) -> Iterator[Outcome]:
+        """Judge records in threads, a bounded number ahead, and keep the order."""
+        waiting: deque[_Piece] = deque()
+        pool = ThreadPoolExecutor(self._workers, thread_name_prefix="ingest")
+        try:
+            for index, source in enumerate(self._sources):
+                for piece in self._pieces(source, index, pool):
+                    waiting.append(piece)
+                    if len(waiting) > self._workers * _QUEUE_PER_WORKER:
+                        yield from waiting.popleft().outcomes()
+            while waiting:
+                yield from waiting.popleft().outcomes()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _pieces(self, source: Source, index: int, pool: ThreadPoolExecutor) -> Iterator[_Piece]:
+        """Cut the items of a source into pieces: records for the threads, and what needs none."""
+        batch: list[Record] = []
+        for item in source.items():
+            settled = self._without_thread(item, source)
+            if settled is None and isinstance(item, Record):
+                batch.append(item)
+            if batch and (settled is not None or len(batch) >= _PIECE_RECORDS):
+                yield _Piece(source, index, pool.submit(self._judge_all, batch, source.name))
+                batch = []
+            if settled is not None:
+                yield _Piece(source, index, settled)
+        if batch:
+            yield _Piece(source, index, pool.submit(self._judge_all, batch, source.name))
+
+    def _without_thread(
+        self, item: Record | Fault | Note, source: Source
+    ) -> Sequence[Row | Fault | Note | _Skip] | None:
+        if not isinstance(item, Record):
+            return [item]
+        try:
+            key = checked_key(item.key)
+        except DecodeError:
+            return None
+        known = self._known.find(key)
+        if known is not None and (known.source, known.place) == (source.name, item.place):
+            return [_Skip(key, item.place)]
+        if item.load is None:
+            return self._judge_all([item], source.name)  # text alone is not worth a thread
+        return None
+
+    def _judge_all(self, records: Sequence[Record], source: str) -> list[Row | Fault]:
+        found: list[Row | Fault] = []
+        for record in records:
+            judged = self._judge(record, source)
+            found.extend([judged] if isinstance(judged, Fault) else judged)
+        return found
+
+    def _settle(self, outcome: Outcome) -> Outcome | None:
+        """Refuse a key that was met before in this run, or that the store has with another content.
+
+        Returns:
+            None for a sample that is left out because another row has the same picture, caption and columns.
+        """
+        result = outcome.result
+        if not isinstance(result, Row | _Skip):
+            return outcome
+        identity = key_id(result.key)
+        if result.key in self._met.keys:
+            return replace(outcome, result=_duplicate(result, outcome.full_place, self._met.keys[result.key]))
+        if identity in self._known.seen_keys:
+            first = self._pending.get(result.key) or self._committed_place(result.key)
+            if first is not None:
+                return replace(outcome, result=_duplicate(result, outcome.full_place, first))
+        if isinstance(result, _Skip):
+            self._known.seen_keys.add(identity)
+            return outcome
+        known = self._known.find(result.key)
+        if known is not None:
+            self._known.seen_keys.add(identity)
+            if known.content_hash == content_hash(result) and known.caption == result.caption:
+                return replace(outcome, result=_Skip(result.key, result.place))
+            return replace(outcome, result=_duplicate(result, outcome.full_place, known.full_place))
+        if self._is_left_out(result, outcome):
+            return None
+        self._known.seen_keys.add(identity)
+        self._pending[result.key] = outcome.full_place
+        return outcome
+
+    def _is_left_out(self, row: Row, outcome: Outcome) -> bool:
+        """Count a sample that differs from another one in its key alone; tell whether it is left out."""
+        digest = content_hash(row)
+        if digest is None:
+            return False
+        content, picture = content_of(row, digest), picture_id(digest)
+        if content not in self._known.contents and content not in self._met.contents:
+            self.tally.num_shared_pictures += picture in self._known.pictures
+            self._known.contents.add(content)
+            self._known.pictures.add(picture)
+            self._pending_contents[content] = outcome.full_place
+            return False
+        is_kept = self._duplicates == "keep"
+        self.tally.add_duplicate(
+            row,
+            outcome.full_place,
+            is_kept=is_kept,
+            first_place=lambda: self._place_of_content(content, digest, row.caption),
+        )
+        if not is_kept:
+            self.progress[outcome.source_index].num_samples += 1
+        return not is_kept
+
+    def _place_of_content(self, content: int, digest: str, caption: str | None) -> str:
+        place = self._met.contents.get(content) or self._pending_contents.get(content)
+        if place is None and self._newest is not None:
+            place = place_of_content(self._newest, digest, caption)
+        return place or "another row"
+
+    def _committed_place(self, key: str) -> str | None:
+        try:
+            return None if self._newest is None else place_of_row(self._newest, key)
+        except KeyNotFoundError:
+            return None  # two keys of one hash
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive items of a source, judged or being judged."""
+
+    source: Source
+    source_index: int
+    results: Future[list[Row | Fault]] | Sequence[Row | Fault | Note | _Skip]
+
+    def outcomes(self) -> Iterator[Outcome]:
+        results = self.results.result() if isinstance(self.results, Future) else self.results
+        for result in results:
+            yield Outcome(self.source, self.source_index, result)
 
 
 def _duplicate(result: Row | _Skip, full_place: str, first: str) -> Fault:
@@ -218,12 +344,18 @@ def _duplicate(result: Row | _Skip, full_place: str, first: str) -> Fault:
     )
 
 
-def _finish(source: Source, index: int, item: Future[Row | Fault] | Row | Fault | Note | _Skip) -> _Outcome:
-    return _Outcome(source, index, item.result() if isinstance(item, Future) else item)
+def content_hash(row: Row) -> str | None:
+    """xxh3_128 of the file as it came; None for text."""
+    if row.media is None:
+        return None
+    source = row.media.columns.get("source_hash")
+    return str(source) if source is not None else xxhash.xxh3_128_hexdigest(row.media.blob)
 
 
-def _blob_hash(row: Row) -> str | None:
-    return None if row.blob is None else xxhash.xxh3_128_hexdigest(row.blob)
+def content_of(row: Row, digest: str) -> int:
+    """64-bit identity of all that makes a row but its key and its place."""
+    frame = None if row.media is None else row.media.columns.get("frame")
+    return content_id(digest, row.caption, frame if isinstance(frame, int) else None, row.columns)
 
 
 def _stored_faults(store: FeatureStore) -> set[tuple[str, str]]:

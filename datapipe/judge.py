@@ -1,4 +1,4 @@
-"""Decide whether a record becomes a row: key, caption, metadata, and one full decode of the picture."""
+"""Decide whether a record becomes a row: key, caption, metadata, and one full decode of its media."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from datapipe.decode.facts import ImageFacts
-from datapipe.decode.image import DEFAULT_MAX_PIXELS, check_image
 from datapipe.decode.text import check_text
 from datapipe.errors import DecodeError
+from datapipe.media import MEDIA_KINDS, Media, judge_media
+from datapipe.media_rules import MediaRules
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.paths import printable
 from datapipe.sources.record import MISSING, Fault, Record
@@ -26,14 +26,7 @@ INDEX_KINDS: Final[dict[str, str]] = {
     "place": "string",
     "modality": "string",
     "caption": "string",
-    "width": "int",
-    "height": "int",
-    "format": "string",
-    "mode": "string",
-    "had_alpha": "bool",
-    "exif_orientation": "int",
-    "n_frames": "int",
-}
+} | MEDIA_KINDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,27 +36,27 @@ class Row:
     key: str
     place: str  # relative to the base of its source
     source: str
-    blob: bytes | None  # as it came; None for text
     caption: str | None
-    facts: ImageFacts | None
+    media: Media | None  # None for text
     columns: Mapping[str, str | int | float | bool | None]  # the user's
 
+    @property
+    def blob(self) -> bytes | None:
+        """What is stored under the key; None for text."""
+        return None if self.media is None else self.media.blob
+
     def index_columns(self) -> dict[str, str | int | float | bool | None]:
-        """Everything that stands in the index beside the key and the blob."""
+        """Everything that stands in the index beside the key and the blob; what is left out is null."""
         own: dict[str, str | int | float | bool | None] = {
             "source": self.source,
             "place": self.place,
             "modality": _modality(self),
             "caption": self.caption,
-            "width": None if self.facts is None else self.facts.width,
-            "height": None if self.facts is None else self.facts.height,
-            "format": None if self.facts is None else self.facts.format,
-            "mode": None if self.facts is None else self.facts.mode,
-            "had_alpha": None if self.facts is None else self.facts.had_alpha,
-            "exif_orientation": None if self.facts is None else self.facts.exif_orientation,
-            "n_frames": None if self.facts is None else self.facts.n_frames,
         }
-        return own | dict(self.columns)
+        if self.media is not None:
+            own.update(self.media.columns)
+        own.update(self.columns)
+        return own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +65,14 @@ class Judge:
 
     kinds: ColumnKinds
     optional: frozenset[str] = frozenset()  # of "image", "caption": may be absent, but not broken
-    max_pixels: int = DEFAULT_MAX_PIXELS
+    media: MediaRules = MediaRules()  # noqa: RUF009 - frozen
 
-    def __call__(self, record: Record, source: str) -> Row | Fault:
+    def __call__(self, record: Record, source: str) -> list[Row] | Fault:
         """Check a record completely.
 
         Returns:
-            The row, or the fault with its reason code and, for a broken picture, its first MiB.
+            The row, or one for each frame where those are wanted; else the fault with its reason code and,
+            for broken media, their first MiB.
         """
         key_text = printable(str(record.key)) if record.key is not MISSING else ""
         blob: bytes | None = None
@@ -86,11 +80,12 @@ class Judge:
             key = checked_key(record.key)
             caption = self._caption(record.caption)
             columns = self.kinds.convert(record.columns)
+            found: list[Media | None] = []
             if record.load is not None:
                 blob = record.load()
-                facts, _ = check_image(blob, max_pixels=self.max_pixels)
+                found.extend(judge_media(blob, self.media))
             elif "image" in self.optional:
-                facts = None
+                found.append(None)
             else:
                 raise DecodeError("image_missing", "the sample has no picture")
         except DecodeError as error:
@@ -98,15 +93,11 @@ class Judge:
             return Fault(
                 key=key_text, place=record.place, reason=error.reason, detail=error.detail, data=data
             )
-        return Row(
-            key=key,
-            place=record.place,
-            source=source,
-            blob=blob,
-            caption=caption,
-            facts=facts,
-            columns=columns,
-        )
+        keys = [key] if len(found) == 1 else [f"{key}/frame-{number:05d}" for number in range(len(found))]
+        return [
+            Row(key=name, place=record.place, source=source, caption=caption, media=media, columns=columns)
+            for name, media in zip(keys, found)
+        ]
 
     def _caption(self, value: object) -> str | None:
         if "caption" in self.optional and (
@@ -130,6 +121,6 @@ def checked_key(value: object) -> str:
 
 
 def _modality(row: Row) -> str:
-    if row.blob is None:
+    if row.media is None:
         return "text"
-    return "image" if row.caption is None else "image+text"
+    return row.media.kind if row.caption is None else f"{row.media.kind}+text"

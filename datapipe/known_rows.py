@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
+from datapipe.judge import INDEX_KINDS
+from datapipe.sources.fields import INDEX_COLUMNS
 from storage import FeatureStore, View
 
-__all__ = ["KnownRow", "KnownRows", "content_id", "key_id", "place_of_row"]
+__all__ = ["KnownRow", "KnownRows", "content_id", "key_id", "picture_id", "place_of_content", "place_of_row"]
 
-_COLUMNS = ("key", "source", "place", "caption", "hash")
+_COLUMNS = ("key", "source", "place", "caption", "hash", "source_hash")
 _BATCH_ROWS = 65536
+_NOT_CONTENT = (INDEX_COLUMNS | INDEX_KINDS.keys()) - {"caption", "frame"}
+_MAX_SAME = 100  # rows with one picture that are looked through for a caption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +31,12 @@ class KnownRow:
     place: str | None
     caption: str | None
     hash: str | None  # of the blob
+    source_hash: str | None  # of the file as it came, where the blob is another encoding
+
+    @property
+    def content_hash(self) -> str | None:
+        """xxh3_128 of the file as it came."""
+        return self.hash if self.source_hash is None else self.source_hash
 
     @property
     def full_place(self) -> str:
@@ -46,7 +57,12 @@ class KnownRows:
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]
         self.seen_keys: set[int] = set()
-        self.contents: set[int] = set(map(content_id, self._values("hash"), self._values("caption")))
+        self.contents: set[int] = set()
+        self.pictures: set[int] = set()
+        for digest, row in zip(self._content_hashes(), _described(store, self._table)):
+            if digest is not None:
+                self.contents.add(content_id(digest, row.pop("caption", None), row.pop("frame", None), row))
+                self.pictures.add(picture_id(digest))
 
     def find(self, key: str) -> KnownRow | None:
         """The row of a key in the snapshot, or None."""
@@ -61,6 +77,11 @@ class KnownRows:
                 return KnownRow(**values)
             at += 1
         return None
+
+    def _content_hashes(self) -> Iterator[str | None]:
+        """Of the file as it came, row by row."""
+        for digest, source in zip(self._values("hash"), self._values("source_hash")):
+            yield digest if source is None else source
 
     def _value(self, name: str, position: int) -> str | None:
         if name not in self._table.column_names:
@@ -82,9 +103,39 @@ def place_of_row(store: FeatureStore, key: str) -> str:
     return f"{found.column('place')[0].as_py()} of {found.column('source')[0].as_py()}"
 
 
-def content_id(blob_hash: str | None, caption: str | None) -> int:
-    """64-bit identity of a sample's blob and caption together."""
-    return xxhash.xxh3_64_intdigest(f"{blob_hash}\0{caption}".encode())
+def place_of_content(store: FeatureStore, digest: str, caption: str | None) -> str | None:
+    """Where a row with these bytes and this caption came from; None when the store has none."""
+    present = [name for name in ("hash", "source_hash") if name in store.columns]
+    condition = " OR ".join(f"{name} = '{digest}'" for name in present)
+    found = store.select(condition, limit=_MAX_SAME).to_arrow(["key", "source", "place", "caption"])
+    for row in found.to_pylist():
+        if row["caption"] == caption:
+            return f"{row['place']} of {row['source']}"
+    return None
+
+
+def content_id(
+    digest: str, caption: str | None, frame: int | None = None, columns: Mapping[str, object] | None = None
+) -> int:
+    """64-bit identity of all that makes a sample but its key and its place."""
+    known = sorted((name, value) for name, value in (columns or {}).items() if value is not None)
+    return xxhash.xxh3_64_intdigest(repr((digest, caption, frame, known)).encode("utf-8", "surrogatepass"))
+
+
+def picture_id(digest: str) -> int:
+    """64-bit identity of a file."""
+    return int(digest[:16], 16)
+
+
+def _described(store: FeatureStore | None, keys: pa.Table) -> Iterator[dict[str, Any]]:
+    """Caption, frame and the user's columns of each row, a bounded number at a time."""
+    names = [] if store is None else sorted(set(store.columns) - _NOT_CONTENT)
+    if store is None or not names:
+        yield from ({} for _ in range(len(keys)))
+        return
+    view = store.select()
+    for start in range(0, len(view), _BATCH_ROWS):
+        yield from view[start : start + _BATCH_ROWS].to_arrow(names).to_pylist()
 
 
 def key_id(key: str | None) -> int:

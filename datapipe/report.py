@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,10 @@ from datapipe.sources.record import Fault, Note
 __all__ = ["BadFractionError", "Example", "IngestReport", "Tally"]
 
 _MAX_EXAMPLES: Final = 5
+_NOTES: Final = {
+    "broken_exif": "the pixels are used without it",
+    "broken_profile": "the pixels are used without it",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,23 +33,30 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestReport:
-    """The result of an ingest. Every sample of the sources is in exactly one of added, skipped and bad."""
+    """The result of an ingest.
+
+    Every sample of the sources is in exactly one of added, skipped, left out and bad.
+    """
 
     sources: tuple[str, ...]
     store: str
     snapshot: int  # newest snapshot of the store afterwards
+    num_finished_sources: int  # read to their end by an earlier run and unchanged since, so not read again
     num_added: int  # new rows
     num_skipped: int  # samples that the store had already
+    num_left_out: int  # samples that the store has under another key: same picture, caption and columns
     num_bad: int  # samples and pieces of sources that were quarantined
     reasons: Mapping[str, int]  # reason code -> number of bad samples
     examples: Mapping[str, tuple[Example, ...]]  # reason code -> up to five
     notes: Mapping[str, int]  # what was ignored or repaired without losing a sample
     note_examples: Mapping[str, tuple[Example, ...]]
-    num_duplicate_content: int  # added rows whose picture and caption equal those of another row
+    num_duplicate_content: int  # samples that differ from another one in the key alone, left out or kept
+    num_shared_pictures: int  # added rows whose picture another row has, with another caption or column
     duplicate_examples: tuple[Example, ...]
     num_reoriented: int  # added rows with an EXIF orientation other than 1
     num_with_alpha: int
     num_multi_frame: int
+    num_videos: int
     formats: Mapping[str, int]  # of added rows
     modes: Mapping[str, int]  # of added rows, Pillow's names
     blob_bytes: int  # of added rows
@@ -57,7 +68,7 @@ class IngestReport:
     @property
     def num_seen(self) -> int:
         """Samples that were looked at."""
-        return self.num_added + self.num_skipped + self.num_bad
+        return self.num_added + self.num_skipped + self.num_left_out + self.num_bad
 
     @property
     def bad_fraction(self) -> float:
@@ -126,11 +137,15 @@ class Tally:
 
     num_added: int = 0
     num_skipped: int = 0
+    num_left_out: int = 0
+    num_finished_sources: int = 0
     blob_bytes: int = 0
     num_reoriented: int = 0
     num_with_alpha: int = 0
     num_multi_frame: int = 0
+    num_videos: int = 0
     num_duplicate_content: int = 0
+    num_shared_pictures: int = 0
     is_interrupted: bool = False
     reasons: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
@@ -142,27 +157,34 @@ class Tally:
 
     @property
     def num_seen(self) -> int:
-        return self.num_added + self.num_skipped + self.reasons.total()
+        return self.num_added + self.num_skipped + self.num_left_out + self.reasons.total()
 
-    def add_row(self, row: Row, full_place: str, *, is_duplicate: bool) -> None:
+    def add_row(self, row: Row, full_place: str) -> None:
         self.num_added += 1
-        if is_duplicate:
-            self.num_duplicate_content += 1
-            if len(self.duplicate_examples) < _MAX_EXAMPLES:
-                detail = "the same picture and caption as another row"
-                self.duplicate_examples.append(Example(place=full_place, key=row.key, detail=detail))
-        if row.facts is None:
+        if row.media is None:
             return
-        self.blob_bytes += len(row.blob or b"")
-        self.formats[row.facts.format] += 1
-        self.modes[row.facts.mode] += 1
-        self.num_reoriented += row.facts.exif_orientation != 1
-        self.num_with_alpha += row.facts.had_alpha
-        self.num_multi_frame += row.facts.n_frames > 1
-        for name in row.facts.notes:
-            self._count_note(
-                name, Example(place=full_place, key=row.key, detail="the pixels are used without it")
-            )
+        columns = row.media.columns
+        self.blob_bytes += len(row.media.blob)
+        self.formats[str(columns["format"])] += 1
+        if row.media.kind == "image":
+            self.modes[str(columns["mode"])] += 1
+            self.num_reoriented += columns["exif_orientation"] != 1
+            self.num_with_alpha += columns["had_alpha"] is True
+            self.num_multi_frame += "frame" in columns
+        else:
+            self.num_videos += 1
+        for name in row.media.notes:
+            self._count_note(name, Example(place=full_place, key=row.key, detail=_NOTES.get(name, "")))
+
+    def add_duplicate(
+        self, row: Row, full_place: str, *, is_kept: bool, first_place: Callable[[], str]
+    ) -> None:
+        """Count a sample whose content another one has. first_place is asked for a few examples only."""
+        self.num_duplicate_content += 1
+        self.num_left_out += not is_kept
+        if len(self.duplicate_examples) < _MAX_EXAMPLES:
+            detail = f"the same sample as {first_place()}"
+            self.duplicate_examples.append(Example(place=full_place, key=row.key, detail=detail))
 
     def add_fault(self, fault: Fault, full_place: str) -> None:
         self.reasons[fault.reason] += 1
@@ -179,6 +201,25 @@ class Tally:
         if len(examples) < _MAX_EXAMPLES:
             examples.append(example)
 
+    def merge(self, other: Tally) -> None:
+        """Add what another run counted, after what this one has."""
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            elif isinstance(mine, bool):
+                setattr(self, item.name, mine or theirs)
+            elif isinstance(mine, int):
+                setattr(self, item.name, mine + theirs)
+        for mine, theirs in (
+            (self.examples, other.examples),
+            (self.note_examples, other.note_examples),
+            ({"": self.duplicate_examples}, {"": other.duplicate_examples}),
+        ):
+            for reason, examples in theirs.items():
+                kept = mine.setdefault(reason, [])
+                kept.extend(examples[: _MAX_EXAMPLES - len(kept)])
+
     def freeze(
         self,
         *,
@@ -194,18 +235,22 @@ class Tally:
             sources=sources,
             store=store,
             snapshot=snapshot,
+            num_finished_sources=self.num_finished_sources,
             num_added=self.num_added,
             num_skipped=self.num_skipped,
+            num_left_out=self.num_left_out,
             num_bad=self.reasons.total(),
             reasons=dict(self.reasons),
             examples={reason: tuple(found) for reason, found in self.examples.items()},
             notes=dict(self.notes),
             note_examples={reason: tuple(found) for reason, found in self.note_examples.items()},
             num_duplicate_content=self.num_duplicate_content,
+            num_shared_pictures=self.num_shared_pictures,
             duplicate_examples=tuple(self.duplicate_examples),
             num_reoriented=self.num_reoriented,
             num_with_alpha=self.num_with_alpha,
             num_multi_frame=self.num_multi_frame,
+            num_videos=self.num_videos,
             formats=dict(self.formats),
             modes=dict(self.modes),
             blob_bytes=self.blob_bytes,

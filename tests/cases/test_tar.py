@@ -41,7 +41,8 @@ def pairs(*names: str) -> list[tuple[str, bytes]]:
 def run(source: Path | list[Path] | str, tmp_path: Path, **options: object) -> IngestReport:
     """Ingest and give the report, over budget or not."""
     try:
-        return ingest(source, tmp_path / "store", **options)  # type: ignore[arg-type]
+        # One picture serves many samples here.
+        return ingest(source, tmp_path / "store", duplicates="keep", **options)  # type: ignore[arg-type]
     except BadFractionError as error:
         return error.report
 

@@ -27,7 +27,8 @@ def png(seed: int = 0) -> bytes:
 def run(source: Path | list[Path], store: Path, **options: object) -> IngestReport:
     """Ingest and give the report, over budget or not."""
     try:
-        return ingest(source, store, **options)  # type: ignore[arg-type]
+        # One picture serves many rows here.
+        return ingest(source, store, duplicates="keep", **options)  # type: ignore[arg-type]
     except BadFractionError as error:
         return error.report
 

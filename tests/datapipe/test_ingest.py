@@ -143,17 +143,52 @@ def test_blobs_stand_as_they_came_and_columns_tell_about_them(tmp_path: Path) ->
     assert len(store.select("not held_out and split = 'sft'")) == 1
 
 
-def test_duplicates_by_content_are_kept_and_counted(tmp_path: Path) -> None:
+def test_a_picture_is_stored_once(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "set", 2)
     for name, caption in (("copy", "picture 1\n"), ("other", "another text")):
         (folder / f"{name}.png").write_bytes(encoded(1))
         (folder / f"{name}.txt").write_text(caption)
     report = ingest(folder, tmp_path / "store")
-    assert (report.num_added, report.num_duplicate_content) == (4, 1)
-    assert report.duplicate_examples[0].place == f"{folder}/copy.png"
+    assert (report.num_added, report.num_left_out, report.num_duplicate_content) == (3, 1, 1)
+    assert (report.num_seen, report.num_bad) == (4, 0)
+    example = report.duplicate_examples[0]
+    assert example.place == f"{folder}/copy.png"
+    assert example.detail == f"the same sample as {folder}/0001.png"
+    assert report.num_shared_pictures == 1
+    store = FeatureStore.open(tmp_path / "store")
+    assert store.select().keys() == ["0000", "0001", "other"]
     (folder / "late.png").write_bytes(encoded(0))
     (folder / "late.txt").write_text("picture 0")
-    assert ingest(folder, tmp_path / "store").num_duplicate_content == 1
+    again = ingest(folder, tmp_path / "store")
+    assert (again.num_added, again.num_skipped, again.num_left_out) == (0, 3, 2)
+    assert again.duplicate_examples[1].detail == f"the same sample as 0000.png of {folder}"
+    kept = ingest(folder, tmp_path / "kept", duplicates="keep")
+    assert (kept.num_added, kept.num_left_out, kept.num_duplicate_content) == (5, 0, 2)
+
+
+def test_samples_that_differ_in_a_column_are_two(tmp_path: Path) -> None:
+    rows = [
+        {"image": encoded(1), "caption": "x", "url": f"u{index // 2}", "n": index // 2} for index in range(4)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    report = ingest(tmp_path / "t.parquet", tmp_path / "store")
+    assert (report.num_added, report.num_left_out, report.num_shared_pictures) == (2, 2, 1)
+    pq.write_table(pa.Table.from_pylist(rows[1:3]), tmp_path / "u.parquet")
+    again = ingest(tmp_path / "u.parquet", tmp_path / "store")
+    assert (again.num_added, again.num_left_out) == (0, 2)
+
+
+def test_a_key_of_a_picture_that_was_left_out_is_free(tmp_path: Path) -> None:
+    rows = [
+        {"key": "a", "image": encoded(1), "caption": "x"},
+        {"key": "b", "image": encoded(1), "caption": "x"},
+        {"key": "b", "image": encoded(2), "caption": "x"},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    report = ingest(tmp_path / "t.parquet", tmp_path / "store", commit_rows=1)
+    assert (report.num_added, report.num_left_out) == (2, 1)
+    assert "t.parquet#1 of" in report.duplicate_examples[0].detail
+    assert FeatureStore.open(tmp_path / "store").select().keys() == ["a", "b"]
 
 
 def test_the_same_rows_from_a_moved_folder_are_known(tmp_path: Path) -> None:
@@ -176,9 +211,8 @@ def test_commits_are_cut_by_rows(tmp_path: Path) -> None:
     assert store.select().keys() == [f"{index:04d}" for index in range(25)]
 
 
-def test_commits_are_cut_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["datapipe.ingest"], "_COMMIT_S", 0.0)
-    ingest(write_folder(tmp_path / "set", 3), tmp_path / "store")
+def test_commits_are_cut_by_time(tmp_path: Path) -> None:
+    ingest(write_folder(tmp_path / "set", 3), tmp_path / "store", commit_s=0.0)
     assert [snapshot.num_rows for snapshot in FeatureStore.open(tmp_path / "store").snapshots()] == [
         0,
         1,
@@ -285,8 +319,11 @@ def test_a_table_without_rows_is_no_error(tmp_path: Path) -> None:
 def test_a_store_inside_its_source_is_left_alone(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "set", 3)
     ingest(folder, folder / "store")
+    assert ingest(folder, folder / "store").num_finished_sources == 1
+    (folder / "0003.png").write_bytes(encoded(3))
+    (folder / "0003.txt").write_text("picture 3")
     again = ingest(folder, folder / "store")
-    assert (again.num_skipped, again.num_bad, again.notes) == (3, 0, {"store_not_read": 1})
+    assert (again.num_added, again.num_skipped, again.notes) == (1, 3, {"store_not_read": 1})
 
 
 KILLED = textwrap.dedent(

@@ -10,6 +10,7 @@ from PIL import Image
 
 from datapipe.errors import DecodeError
 from datapipe.judge import Judge, Row, checked_key
+from datapipe.media_rules import MediaRules
 from datapipe.sources import MISSING, Fault, Record
 from datapipe.sources.column_kinds import ColumnKinds
 
@@ -20,12 +21,16 @@ def png() -> bytes:
     return buffer.getvalue()
 
 
-def judge(optional: tuple[str, ...] = (), **record: object) -> Row | Fault:
+def judge(optional: tuple[str, ...] = (), rules: MediaRules | None = None, **record: object) -> Row | Fault:
     kinds = ColumnKinds()
     given = {"key": "k", "place": "p", "load": png, "caption": "c"} | record
     found = Record(**given)  # type: ignore[arg-type]
     kinds.observe(found.columns, "p")
-    return Judge(kinds=kinds, optional=frozenset(optional))(found, "s")
+    judged = Judge(kinds=kinds, optional=frozenset(optional), media=rules or MediaRules())(found, "s")
+    if isinstance(judged, Fault):
+        return judged
+    assert len(judged) == 1
+    return judged[0]
 
 
 def test_a_good_record() -> None:
@@ -34,6 +39,7 @@ def test_a_good_record() -> None:
     assert row.index_columns() == {
         **{"source": "s", "place": "p", "modality": "image+text", "caption": "c", "width": 3, "height": 2},
         **{"format": "png", "mode": "L", "had_alpha": False, "exif_orientation": 1, "n_frames": 1, "n": 1},
+        "phash": "0" * 16,
     }
 
 
@@ -77,7 +83,7 @@ def test_an_optional_picture_may_be_absent_but_not_broken() -> None:
     assert (
         isinstance(row, Row)
         and row.index_columns()["modality"] == "text"
-        and row.index_columns()["width"] is None
+        and "width" not in row.index_columns()
     )
     assert isinstance(judge(("image",), load=lambda: b"junk"), Fault)
 

@@ -21,7 +21,11 @@ def test_rows_of_several_commits_are_found(tmp_path: Path) -> None:
     assert row is not None and (row.source, row.place, row.caption) == ("s", "p77", "c77")
     assert row.full_place == "p77 of s" == place_of_row(store, "k77")
     assert known.find("k100") is None
-    assert content_id(row.hash, "c77") in known.contents and content_id(row.hash, "c78") not in known.contents
+    assert row.hash is not None and content_id(row.hash, "c77") in known.contents
+    assert (
+        content_id(row.hash, "c77", 0) not in known.contents
+        and content_id(row.hash, "c78") not in known.contents
+    )
     assert len(known.contents) == 100
 
 
