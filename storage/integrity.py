@@ -10,7 +10,7 @@ import numpy as np
 
 from storage.backends.base import Backend
 from storage.deep_check import Decoders, database_problems, decoding_problems, key_problems
-from storage.errors import StorageError
+from storage.errors import SnapshotNotFoundError, StorageError
 from storage.manifest import Snapshot
 from storage.part_check import Problem, broken_files, file_problem, list_files, part_problems
 from storage.rows import RowMap
@@ -100,6 +100,8 @@ def snapshot_problems(backend: Backend) -> list[Problem]:
     for number in list_snapshot_ids(backend):
         try:
             read_snapshot(backend, number)
+        except SnapshotNotFoundError:
+            continue  # gc removed it since.
         except StorageError as error:
             problems.append(Problem(path=snapshot_name(number), text=str(error)))
     return problems
