@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from storage.errors import RowNotFoundError, TensorColumnError
-from storage.manifest import TensorSpec
+from storage.manifest import ModelRecord, TensorSpec
+from storage.view import View
 
 if TYPE_CHECKING:
     from storage.store import FeatureStore
@@ -18,7 +19,7 @@ _LARGE_ROW_BYTES = 2048
 
 
 class TensorColumn:
-    """Rows of one fixed-shape tensor column.
+    """Rows of one fixed-shape tensor column, of which some may have no value.
 
     dtype: numpy dtype.  shape: of one row.
     """
@@ -33,13 +34,18 @@ class TensorColumn:
     def __repr__(self) -> str:
         return f"TensorColumn({self.name!r}, {self.dtype}{self.shape})"
 
+    @property
+    def model(self) -> ModelRecord | None:
+        """What computed the column, as `add_column` was told."""
+        return self._spec.model
+
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Consecutive rows (stop - start, *shape) as a view of the file: nothing is copied.
 
         The view is a private map. Writing to it changes neither the file nor what anyone else reads.
 
         Raises:
-            TensorColumnError: If the rows lie in more than one shard, or have no such tensor; use gather.
+            TensorColumnError: If the rows lie in more than one shard, or one has no value; use gather.
         """
         if (
             not isinstance(rows, slice)
@@ -56,46 +62,113 @@ class TensorColumn:
             )
         if rows.start == rows.stop:
             return np.empty((0, *self.shape), self.dtype)
-        parts, local = self._store.row_map.locate(np.arange(rows.start, rows.stop))
+        wanted = np.arange(rows.start, rows.stop)
+        parts, local = self._store.row_map.locate(wanted)
         if parts[0] != parts[-1] or local[-1] - local[0] != len(local) - 1:
             raise TensorColumnError(
                 f"tensor {self.name!r}: rows {rows.start} to {rows.stop - 1} lie in more than one "
                 "shard; use gather"
             )
         shard = self._store.part(int(parts[0])).tensor(self.name, self._spec)
-        start, stop = int(local[0]), int(local[-1]) + 1
+        at = shard.positions(local)
+        if shard.present is not None and (at < 0).any():
+            raise self._no_value(int(wanted[at.argmin()]))
+        start, stop = int(at[0]), int(at[-1]) + 1
         shard.check(slice(start, stop), self._store.policy)
         self._store.counters.bytes_read += (stop - start) * self._spec.row_bytes
         return shard.private(start, stop)
 
-    def gather(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def gather(
+        self, rows: np.ndarray, out: np.ndarray | None = None, *, fill: float | None = None
+    ) -> np.ndarray:
         """Rows in any order, each copied once from the map into the result.
 
         Args:
             rows: Integer (n,), global row numbers; may repeat.
             out: Array (n, *shape) of the column's dtype, C-contiguous, to be filled and returned.
+            fill: What stands everywhere in a row that has no value; None makes such a row an error.
 
         Raises:
             RowNotFoundError: If a row does not exist.
-            TensorColumnError: If `out` does not fit, or a row has no such tensor.
+            TensorColumnError: If `out` does not fit, a row has no value, or the dtype cannot hold `fill`.
         """
         rows = np.asarray(rows)
         out = self._output(len(rows), out)
+        filler = None if fill is None else self._filler(fill)
         parts, local = self._store.row_map.locate(rows)
+        num_rows = len(rows)
         for part in np.unique(parts).tolist():
-            shard = self._store.part(part).tensor(self.name, self._spec)
-            mine = (
+            mine: np.ndarray | slice = (
                 slice(None)
                 if parts[0] == parts[-1] == part and (parts == part).all()
                 else np.flatnonzero(parts == part)
             )
             wanted = local[mine]
+            if not self._is_dense(part):
+                at = self._positions(part, wanted)
+                lacking = at < 0
+                if lacking.any():
+                    if filler is None:
+                        raise self._no_value(int(rows[mine][lacking.argmax()]))
+                    places = np.arange(len(rows))[mine]
+                    out[places[lacking]] = filler
+                    num_rows -= int(lacking.sum())
+                    mine, at = places[~lacking], at[~lacking]
+                if not len(at):
+                    continue
+                wanted = at
+            shard = self._store.part(part).tensor(self.name, self._spec)
             shard.check(wanted, self._store.policy)
             _copy_rows(shard.array, wanted, out, mine)
-        num_bytes = len(rows) * self._spec.row_bytes
+        num_bytes = num_rows * self._spec.row_bytes
         self._store.counters.bytes_read += num_bytes
         self._store.counters.bytes_copied += num_bytes
         return out
+
+    def has(self, rows: np.ndarray) -> np.ndarray:
+        """Whether rows have a value, bool (n,).
+
+        Args:
+            rows: Integer (n,), global row numbers.
+
+        Raises:
+            RowNotFoundError: If a row does not exist.
+        """
+        parts, local = self._store.row_map.locate(np.asarray(rows))
+        found = np.empty(len(parts), bool)
+        for part in np.unique(parts).tolist():
+            mine = np.flatnonzero(parts == part)
+            found[mine] = self._is_dense(part) or self._positions(part, local[mine]) >= 0
+        return found
+
+    def present(self) -> View:
+        """The rows that have a value, ascending."""
+        rows = self._store.row_map.live_rows()
+        return View(self._store, rows[self.has(rows)])
+
+    def _is_dense(self, part: int) -> bool:
+        file = self._store.snapshot.parts[part].tensors.get(self.name)
+        return file is not None and file.present is None
+
+    def _positions(self, part: int, local: np.ndarray) -> np.ndarray:
+        """Where the rows of a part lie in its file, -1 for those without a value."""
+        if self.name not in self._store.snapshot.parts[part].tensors:
+            return np.full(len(local), -1)
+        return self._store.part(part).tensor(self.name, self._spec).positions(local)
+
+    def _no_value(self, row: int) -> TensorColumnError:
+        return TensorColumnError(
+            f"{self._store.url}: row {row}, key {self._store.key(row)!r}, has no tensor {self.name!r}; "
+            "compute it with add_column, leave the row out (has, present), or gather with fill="
+        )
+
+    def _filler(self, fill: float) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            filler = np.asarray(fill).astype(self.dtype)
+        is_same = filler == fill or (fill != fill and filler != filler)
+        if not is_same and self.dtype.kind != "f":
+            raise TensorColumnError(f"tensor {self.name!r}: {self.dtype} cannot hold fill={fill!r}")
+        return filler
 
     def _output(self, count: int, out: np.ndarray | None) -> np.ndarray:
         if out is None:

@@ -10,7 +10,10 @@ import pyarrow.parquet as pq
 
 from storage.columns import ARROW_TYPES, Scalar
 
-__all__ = ["IndexWriter", "QuarantineWriter"]
+__all__ = ["COMPRESSION", "IndexWriter", "QuarantineWriter"]
+
+COMPRESSION = "snappy"
+"""Of the index: larger than zstd by half, but a filter over text takes three quarters of the time."""
 
 _CHUNK_ROWS = 16384
 _CHUNK_TEXT_BYTES = 8 << 20
@@ -83,7 +86,7 @@ class IndexWriter:
         schema = pa.schema(
             [pa.field(name, OWN_COLUMNS.get(name) or ARROW_TYPES[types[name]]) for name in names]
         )
-        with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
+        with pq.ParquetWriter(path, schema, compression=COMPRESSION, write_page_checksum=True) as writer:
             group: list[pa.Table] = []
             for table in (*self._read_chunks(), last):
                 if group and sum(t.num_rows for t in group) + table.num_rows > _GROUP_ROWS:

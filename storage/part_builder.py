@@ -94,7 +94,9 @@ class PartBuilder:
             keys=self._staging.install(self._folder / "keys.arrow", f"index/part-{part_id}.keys.arrow", rows),
             blobs=blobs,
             tensors={
-                n: seal_tensor(self._staging, spool, part_id, 0, rows) for n, spool in self.tensors.items()
+                name: file
+                for name, spool in self.tensors.items()
+                if (file := seal_tensor(self._staging, spool, part_id)) is not None
             },
         )
 
@@ -106,11 +108,26 @@ class PartBuilder:
             spool.close()
 
 
-def seal_tensor(staging: Staging, spool: TensorSpool, name: str, start: int, stop: int) -> TensorFile:
-    """Turn rows start:stop of a spooled column into an Arrow file and give it its final name."""
+def seal_tensor(staging: Staging, spool: TensorSpool, name: str) -> TensorFile | None:
+    """Turn a spooled column of one part into files with their final names; None when no row has a value."""
+    present = spool.present()
+    if not len(present):
+        return None
     path = staging.path / f"tensor-{spool.name}.arrow"
-    offset, blocks = spool.seal(path, start, stop)
-    ref = staging.install(path, f"tensors/{spool.name}/{name}.arrow", stop - start)
+    offset, blocks = spool.seal(path)
+    listed = None
+    if len(present) < spool.rows:
+        write_row_file(staging.path / "present.arrow", present)
+        listed = staging.install(
+            staging.path / "present.arrow", f"tensors/{spool.name}/{name}.rows.arrow", len(present)
+        )
+    ref = staging.install(path, f"tensors/{spool.name}/{name}.arrow", len(present))
     return TensorFile(
-        path=ref.path, bytes=ref.bytes, xxh3=ref.xxh3, rows=ref.rows, offset=offset, blocks_xxh3=blocks
+        path=ref.path,
+        bytes=ref.bytes,
+        xxh3=ref.xxh3,
+        rows=ref.rows,
+        offset=offset,
+        blocks_xxh3=blocks,
+        present=listed,
     )

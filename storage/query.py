@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import duckdb
@@ -16,6 +16,7 @@ from storage.arrow_numpy import from_numpy
 from storage.columns import SQL_TYPES
 from storage.errors import QueryError
 from storage.manifest import Snapshot
+from storage.user_tables import UserTable, read_table
 
 __all__ = ["SampleTable", "quote"]
 
@@ -29,6 +30,7 @@ def quote(name: str) -> str:
 _SETTINGS: dict[str, Any] = {"arrow_large_buffer_size": True, "python_enable_replacements": False}
 _MANY_PARTS = 16
 _MAX_TABLE_ROWS = 1 << 18
+_VIEW_RUNS = 2
 _tables: weakref.WeakSet[SampleTable] = weakref.WeakSet()
 _inherited: list[duckdb.DuckDBPyConnection] = []
 
@@ -44,31 +46,46 @@ class SampleTable:
         self._paths = list(paths)
         self._deleted = deleted
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._num_runs = 0
         _tables.add(self)
         self._lock = threading.Lock()
 
-    def run(self, sql: str) -> pa.Table:
+    def run(self, sql: str, tables: Mapping[str, UserTable] | None = None) -> pa.Table:
         """The result of one SELECT.
 
         Raises:
-            QueryError: If it is not exactly one SELECT, if it reads anything but `samples`, or if DuckDB
-                refuses it.
+            QueryError: If it is not exactly one SELECT, if it reads anything but `samples` and `tables`, or
+                if DuckDB refuses it.
         """
+        others = {name: read_table(name, table) for name, table in (tables or {}).items()}
         try:
             kinds = [statement.type for statement in duckdb.extract_statements(sql)]
             if kinds != [duckdb.StatementType.SELECT]:
                 raise QueryError(f"the query is not one SELECT over samples: {sql.strip()[:200]!r}")
-            return self._cursor().sql(sql).to_arrow_table()
+            with self._cursor() as cursor:
+                for name, table in others.items():
+                    cursor.register(name, table)
+                return cursor.sql(sql).to_arrow_table()
         except duckdb.Error as error:
             raise QueryError(
                 f"the query failed: {error}; columns: {', '.join(self._snapshot.columns)}"
             ) from None
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
+        """A cursor; what is registered on it is seen by no other."""
         with self._lock:
             if self._connection is None:
                 self._connection = self._connect()
+            if self._num_runs == _VIEW_RUNS and self._is_worth_a_table():
+                self._connection.execute("CREATE TABLE held AS SELECT * FROM samples")
+                self._connection.execute("CREATE OR REPLACE VIEW samples AS SELECT * FROM held")
+            self._num_runs += 1
             return self._connection.cursor()
+
+    def _is_worth_a_table(self) -> bool:
+        """Many small files take longer to open than to hold: after a few queries they are read once."""
+        parts = self._snapshot.parts
+        return len(parts) > _MANY_PARTS and sum(part.rows for part in parts) <= _MAX_TABLE_ROWS
 
     def forget_connection(self) -> None:
         """Begin anew in a forked child.
@@ -86,40 +103,31 @@ class SampleTable:
             connection.register("arrow_deleted", pa.table({"row": from_numpy(self._deleted)}))
             connection.execute("CREATE TABLE deleted_rows AS SELECT row FROM arrow_deleted")
             connection.unregister("arrow_deleted")
-        try:
-            connection.execute(self._view_sql(set()))
-        except duckdb.BinderException:
-            # A column may be in the schema only: every part that had it is gone, or no row was given a value.
-            described = connection.execute(f"DESCRIBE SELECT * FROM {_parquet(self._paths)}").fetchall()
-            connection.execute(self._view_sql(set(self._snapshot.columns) - {name for name, *_ in described}))
+        connection.execute(self._view_sql())
         # The parts may be read and nothing else; run() lets only SELECT pass, so nothing can be written.
         connection.execute(f"SET allowed_paths = {_list(self._paths)}")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         return connection
 
-    def _view_sql(self, absent: set[str]) -> str:
-        """The view over the parts; `absent` columns are in no part."""
-        parts = self._snapshot.parts
-        columns = ['"key"', '"hash"', '"bytes"']
-        for name, spec in self._snapshot.columns.items():
-            null = f"CAST(NULL AS {SQL_TYPES[spec.type]}) AS {quote(name)}"
-            columns.append(null if spec.type == "null" or name in absent else quote(name))
-        if not parts:
-            types = [("row", "BIGINT"), ("key", "VARCHAR"), ("hash", "VARCHAR"), ("bytes", "BIGINT")]
-            types += [(name, SQL_TYPES[spec.type]) for name, spec in self._snapshot.columns.items()]
-            nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quote(name)}" for name, kind in types)
-            return f"CREATE VIEW samples AS SELECT {nulls} WHERE false"
-        sql = f"SELECT {self._row_sql()} AS row, {', '.join(columns)} FROM {_parquet(self._paths)}"
+    def _view_sql(self) -> str:
+        columns = {"key": "VARCHAR", "hash": "VARCHAR", "bytes": "BIGINT"}
+        columns |= {name: SQL_TYPES[spec.type] for name, spec in self._snapshot.columns.items()}
+        if not self._snapshot.parts:
+            nulls = [f"CAST(NULL AS {kind}) AS {quote(name)}" for name, kind in columns.items()]
+            nulls = ["CAST(NULL AS BIGINT) AS row", *nulls]
+            return f"CREATE VIEW samples AS SELECT {', '.join(nulls)} WHERE false"
+        stored = columns | ({"row": "BIGINT"} if self._has_stored_rows() else {})
+        sql = (
+            f"SELECT {self._row_sql()} AS row, {', '.join(map(quote, columns))} "
+            f"FROM read_parquet({_list(self._paths)}, schema = {_schema(stored)}, hive_partitioning = false)"
+        )
         if len(self._deleted):
             sql = f"SELECT * FROM ({sql}) ANTI JOIN deleted_rows USING (row)"
-        return f"CREATE {self._kind()} samples AS {sql}"
+        return f"CREATE VIEW samples AS {sql}"
 
-    def _kind(self) -> str:
-        """Many small files take longer to open than to hold: they are read into a table once."""
-        parts = self._snapshot.parts
-        is_small = sum(part.rows for part in parts) <= _MAX_TABLE_ROWS
-        return "TABLE" if len(parts) > _MANY_PARTS and is_small else "VIEW"
+    def _has_stored_rows(self) -> bool:
+        return any(part.row_ids is not None for part in self._snapshot.parts)
 
     def _row_sql(self) -> str:
         """The number of a row: from the file of a compacted part, else by its place in the file."""
@@ -131,12 +139,21 @@ class SampleTable:
         return '"row"' if all(stored) else f'coalesce("row", {counted})' if any(stored) else counted
 
 
-def _parquet(paths: Sequence[str]) -> str:
-    return f"read_parquet({_list(paths)}, union_by_name = true)"
+def _schema(columns: Mapping[str, str]) -> str:
+    """The columns for read_parquet, which then opens no file early; a part that lacks one has nulls."""
+    entries = [
+        f"{_text(name)}: {{name: {_text(name)}, type: '{kind}', default_value: NULL}}"
+        for name, kind in columns.items()
+    ]
+    return "MAP {" + ", ".join(entries) + "}"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _list(paths: Sequence[str]) -> str:
-    return "[" + ", ".join("'" + path.replace("'", "''") + "'" for path in paths) + "]"
+    return "[" + ", ".join(map(_text, paths)) + "]"
 
 
 def _after_fork_in_child() -> None:

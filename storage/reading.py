@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +13,9 @@ from storage.errors import KeyNotFoundError, StorageError
 from storage.handle import StoreHandle, unknown_name
 from storage.index import QuarantineWriter
 from storage.key_index import KeyIndex
+from storage.manifest import ModelRecord
 from storage.query import SampleTable
+from storage.user_tables import UserTable
 
 __all__ = ["Reading"]
 
@@ -33,12 +37,22 @@ class Reading(StoreHandle):
         """Tensor columns -> dtype and shape of one row."""
         return {name: (np.dtype(spec.dtype), spec.shape) for name, spec in self.snapshot.tensors.items()}
 
+    @property
+    def tensor_models(self) -> dict[str, ModelRecord | None]:
+        """Tensor columns -> the model that computed them, None where `add_column` was told none."""
+        return {name: spec.model for name, spec in self.snapshot.tensors.items()}
+
     def unknown_column(self, name: str) -> str:
         """The text of an error about a metadata column that does not exist."""
         return unknown_name("column", name, list(self.columns), self.url)
 
-    def query(self, sql: str) -> pa.Table:
+    def query(self, sql: str, *, tables: Mapping[str, UserTable] | None = None) -> pa.Table:
         """The result of one SELECT over the table `samples`.
+
+        Args:
+            sql: For example "SELECT key, score FROM samples JOIN mine USING (key)".
+            tables: Tables of yours by name: a pyarrow Table, a data frame, a mapping of columns, or the path
+                of a Parquet or Arrow IPC file.
 
         Raises:
             QueryError: If it is anything else, or reads anything else.
@@ -46,7 +60,7 @@ class Reading(StoreHandle):
         if self._samples is None:
             paths = [str(self.part(i).check_index(self.policy)) for i in range(len(self.snapshot.parts))]
             self._samples = SampleTable(self.snapshot, paths, self.row_map.deleted)
-        return self._samples.run(sql)
+        return self._samples.run(sql, tables)
 
     def key(self, row: int) -> str:
         """The key of a row."""

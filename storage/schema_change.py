@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from storage.columns import ColumnTypes
 from storage.errors import ColumnError
+from storage.index import COMPRESSION
 from storage.leases import hold_snapshot
 from storage.manifest import FileRef, Part, Snapshot
 from storage.shards import ReaderPool
@@ -100,7 +101,7 @@ def _rewrite_index(
         kept = [field for field in old_schema if field.name != name or new_name is not None]
         fields = [field.with_name(new_name) if field.name == name else field for field in kept]
         schema = pa.schema(fields)
-        with pq.ParquetWriter(target, schema, compression="zstd", write_page_checksum=True) as writer:
+        with pq.ParquetWriter(target, schema, compression=COMPRESSION, write_page_checksum=True) as writer:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=[field.name for field in kept])
                 writer.write_table(table.rename_columns(schema.names), row_group_size=table.num_rows)

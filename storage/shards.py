@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from storage.arrow_numpy import to_numpy
 from storage.backends.base import Backend
+from storage.checked_files import check_whole, read_row_file
 from storage.column_cache import ColumnCache
 from storage.errors import CorruptionError, TensorColumnError
 from storage.key_index import KeyIndex
 from storage.keys import NO_BLOB, KeyTable
-from storage.manifest import FileRef, Part, Snapshot, TensorFile, TensorSpec
-from storage.tensors import block_checksums, block_rows, read_block_checksums
+from storage.manifest import Part, Snapshot, TensorSpec
+from storage.tensor_shard import TensorShard
 
-__all__ = ["VERIFY_POLICIES", "Counters", "PartReader", "ReaderPool", "TensorShard"]
+__all__ = ["VERIFY_POLICIES", "Counters", "PartReader", "ReaderPool"]
 
 VERIFY_POLICIES = ("first-read", "always", "never")
 
@@ -37,91 +37,6 @@ class Counters:
 
     bytes_read: int = 0
     bytes_copied: int = 0
-
-
-class TensorShard:
-    """One tensor column of one part. `array` is a read-only view of the map: (rows, *shape)."""
-
-    def __init__(self, backend: Backend, ref: TensorFile, spec: TensorSpec) -> None:
-        self._backend = backend
-        self._ref = ref
-        self._spec = spec
-        self._dtype = np.dtype(spec.dtype)
-        self._mapped, self._identity = backend.map(ref)
-        self._raw = self._mapped[ref.offset : ref.offset + ref.rows * spec.row_bytes]
-        self.array = self._shaped(self._raw)
-        self._block_rows = block_rows(spec)
-        self._checksums: np.ndarray | None = None
-        self._unread = np.ones(-(-ref.rows // self._block_rows), bool)
-        self._num_unread = len(self._unread)
-
-    def _shaped(self, raw: np.ndarray) -> np.ndarray:
-        return raw.view(self._dtype).reshape(-1, *self._spec.shape)
-
-    def private(self, start: int, stop: int) -> np.ndarray:
-        """Rows start:stop as a copy-on-write map of their own, safe to write to."""
-        first, last = (self._ref.offset + row * self._spec.row_bytes for row in (start, stop))
-        return self._shaped(self._backend.map_private(self._ref, self._identity, first, last))
-
-    def check(self, rows: np.ndarray | slice, policy: str) -> None:
-        """Compare the checksums of the blocks that hold `rows`; a block is compared once under "first-read".
-
-        Raises:
-            CorruptionError: With file, rows and byte range of the first block that differs.
-        """
-        if policy == "never" or (policy == "first-read" and not self._num_unread):
-            return
-        if isinstance(rows, slice):
-            blocks = np.arange(rows.start // self._block_rows, -(-rows.stop // self._block_rows))
-        else:
-            blocks = np.unique(rows // self._block_rows)
-        if policy == "first-read":
-            blocks = blocks[self._unread[blocks]]
-        for block in blocks.tolist():
-            self._check_block(block)
-        fresh = blocks[self._unread[blocks]]
-        self._unread[fresh] = False
-        self._num_unread = int(np.count_nonzero(self._unread)) if len(fresh) else self._num_unread
-
-    def _check_block(self, block: int) -> None:
-        step = self._block_rows * self._spec.row_bytes
-        found = block_checksums(self._raw[block * step : (block + 1) * step], self._spec)[0]
-        if found != self.checksums[block]:
-            first = block * self._block_rows
-            raise CorruptionError(
-                f"{self._backend.place(self._ref.path)}: rows {first} to "
-                f"{min(first + self._block_rows, self._ref.rows) - 1} "
-                f"of the part (from byte {self._ref.offset + block * step}) do not match their checksum; "
-                "copy the file back from a backup"
-            )
-
-    def damage(self) -> list[str]:
-        """One text for each block that does not match its checksum."""
-        texts = []
-        for block in range(len(self._unread)):
-            try:
-                self._check_block(block)
-            except CorruptionError as error:
-                texts.append(str(error))
-        return texts
-
-    @property
-    def checksums(self) -> np.ndarray:
-        """uint64 (blocks,), from the footer of the file."""
-        if self._checksums is None:
-            place = self._backend.place(self._ref.path)
-            try:
-                content = read_block_checksums(self._mapped)
-            except (pa.ArrowInvalid, OSError, KeyError, ValueError, TypeError) as error:
-                raise CorruptionError(
-                    f"{place}: the footer is damaged: {error}; copy the file back"
-                ) from error
-            if xxhash.xxh3_128_hexdigest(content) != self._ref.blocks_xxh3:
-                raise CorruptionError(
-                    f"{place}: the footer is not the one that was written; copy the file back"
-                )
-            self._checksums = np.frombuffer(content, ">u8")
-        return self._checksums
 
 
 class PartReader:
@@ -145,7 +60,7 @@ class PartReader:
                 ref = self.part.keys
                 mapped, _ = self.backend.map(ref)
                 if policy != "never":
-                    _check_whole(mapped, self.backend, ref)
+                    check_whole(mapped, self.backend, ref)
                 try:
                     table = KeyTable(mapped)
                 except (pa.ArrowInvalid, ValueError) as error:
@@ -165,7 +80,7 @@ class PartReader:
         if self.part.row_ids is None:
             return rows + self.part.first_row
         if self._row_ids is None:
-            self._row_ids = _read_row_file(self.backend, self.part.row_ids)
+            self._row_ids = read_row_file(self.backend, self.part.row_ids)
         return self._row_ids[rows]
 
     def local_row(self, row: int) -> int:
@@ -215,10 +130,10 @@ class PartReader:
         return f"{self.backend.place(ref.path)}: blob of key {self.keys('never').key(row)!r}"
 
     def tensor(self, name: str, spec: TensorSpec) -> TensorShard:
-        """The shard of a tensor column.
+        """The shard of a tensor column, which may lack rows of the part.
 
         Raises:
-            TensorColumnError: If these rows have none.
+            TensorColumnError: If no row of the part has a value.
         """
         with self._lock:
             shard = self._tensors.get(name)
@@ -230,7 +145,7 @@ class PartReader:
                         f"{self.backend.url}: rows {first} to {first + self.part.rows - 1} have no tensor "
                         f"{name!r}; compute it with add_column, or select other rows"
                     )
-                shard = self._tensors[name] = TensorShard(self.backend, ref, spec)
+                shard = self._tensors[name] = TensorShard(self.backend, ref, spec, self.part.rows)
             return shard
 
     def check_index(self, policy: str) -> Path:
@@ -238,7 +153,7 @@ class PartReader:
         ref = self.part.index
         with self._lock:
             if policy == "always" or (policy == "first-read" and not self._index_checked):
-                _check_whole(self.backend.map(ref)[0], self.backend, ref)
+                check_whole(self.backend.map(ref)[0], self.backend, ref)
                 self._index_checked = True
         return self.backend.local_file(ref)
 
@@ -260,22 +175,6 @@ class PartReader:
                 "copy it back from a backup"
             )
         return array
-
-
-def _read_row_file(backend: Backend, ref: FileRef) -> np.ndarray:
-    """The row numbers of a file, ascending int64 (rows,), on its map."""
-    mapped, _ = backend.map(ref)
-    _check_whole(mapped, backend, ref)
-    return to_numpy(pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0).column(0), np.int64)
-
-
-def _check_whole(mapped: np.ndarray, backend: Backend, ref: FileRef) -> None:
-    found = xxhash.xxh3_128_hexdigest(mapped.data)
-    if found != ref.xxh3:
-        raise CorruptionError(
-            f"{backend.place(ref.path)}: the checksum of the file is {found}, the snapshot says {ref.xxh3}; "
-            "copy it back from a backup"
-        )
 
 
 _columns = ColumnCache(256 << 20)
@@ -305,7 +204,7 @@ class ReaderPool:
         """The numbers of the deleted rows of a snapshot, ascending int64 (n,)."""
         if snapshot.deleted is None:
             return np.empty(0, np.int64)
-        return _read_row_file(self.backend, snapshot.deleted)
+        return read_row_file(self.backend, snapshot.deleted)
 
     def key_index(self, parts: Sequence[Part], policy: str) -> KeyIndex:
         """The key index of a snapshot's parts; a newer snapshot extends the index of an older one."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,21 @@ from storage.backends import Backend, find_backend
 from storage.column import TensorColumn
 from storage.compaction import compact_parts
 from storage.deletion import delete_rows
-from storage.errors import TensorColumnError
-from storage.features import Values, add_tensor_column, newest_store
+from storage.errors import ColumnError, TensorColumnError
+from storage.feature_values import Values
+from storage.features import ColumnRequest, add_tensor_column, newest_store
 from storage.garbage import GcReport, collect_garbage
 from storage.handle import unknown_name
 from storage.integrity import VerifyReport, verify_store
-from storage.manifest import Snapshot, TensorSpec
+from storage.manifest import ModelRecord, Snapshot, TensorSpec
 from storage.part_writer import PartWriter
 from storage.reading import Reading
 from storage.schema_change import drop_column, rename_column
 from storage.sealed import SealedPart, publish_parts
+from storage.search import search_rows
 from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, read_snapshot
 from storage.tensors import tensor_spec
+from storage.user_tables import UserTable
 from storage.versions import Versions
 from storage.view import View
 from storage.writer import Writer
@@ -75,7 +80,12 @@ class FeatureStore(Reading, Versions):
         return FeatureStore.open, (self.backend, self.snapshot.id, self.policy)
 
     def select(
-        self, where: str | None = None, *, order_by: str | None = None, limit: int | None = None
+        self,
+        where: str | None = None,
+        *,
+        order_by: str | None = None,
+        limit: int | None = None,
+        tables: Mapping[str, UserTable] | None = None,
     ) -> View:
         """Rows that meet an SQL condition, in row order or as `order_by` says.
 
@@ -83,6 +93,7 @@ class FeatureStore(Reading, Versions):
             where: For example "split = 'train' and width >= 256"; None for all rows.
             order_by: For example "width desc"; rows that compare equal stay in row order.
             limit: At most so many.
+            tables: Tables of yours by name, as for `query`: "key IN (SELECT key FROM mine)".
         """
         if where is None and order_by is None:
             return View(self, self.row_map.live_rows()[:limit])
@@ -91,7 +102,7 @@ class FeatureStore(Reading, Versions):
             sql += " ORDER BY " + (f"{order_by}\n, row" if order_by else "row")
         if limit is not None:
             sql += f" LIMIT {int(limit)}"
-        rows = to_numpy(self.query(sql).column(0), np.int64)
+        rows = to_numpy(self.query(sql, tables=tables).column(0), np.int64)
         return View(self, rows if order_by is not None else np.sort(rows))
 
     def tensor(self, name: str) -> TensorColumn:
@@ -106,6 +117,31 @@ class FeatureStore(Reading, Versions):
                 unknown_name("tensor column", name, list(self.snapshot.tensors), self.url)
             )
         return TensorColumn(self, name, spec)
+
+    def search(self, text: str, *, column: str = "caption", limit: int = 100) -> View:
+        """Rows whose text has some of the words, best first by BM25; rows without text are not found.
+
+        Words are compared whole, without regard to case and Unicode form; in scripts without spaces between
+        words a run of letters is sought as it stands. Nothing is kept up for it: a search reads the column,
+        and takes about half a second for a million captions of which a quarter has one of the words.
+
+        Args:
+            text: For example "red circle".
+            column: A text column.
+            limit: At most so many.
+
+        Raises:
+            ColumnError: If there is no such column, or it does not hold text.
+            QueryError: If there is no word in `text`.
+        """
+        if self.columns.get(column) != "VARCHAR":
+            kind = self.columns.get(column)
+            raise ColumnError(
+                self.unknown_column(column)
+                if kind is None
+                else f"{self.url}: column {column!r} is {kind}; search a text column"
+            )
+        return View(self, search_rows(self.query, column, text, limit))
 
     # Writing
 
@@ -167,22 +203,48 @@ class FeatureStore(Reading, Versions):
         dtype: np.typing.DTypeLike,
         shape: Sequence[int],
         message: str = "",
+        sparse: bool = False,
+        model: str | None = None,
+        model_hash: str | None = None,
+        workers: int | Executor = 1,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Snapshot:
-        """Write a tensor column beside the rows of the newest snapshot that lack it.
+        """Write a tensor column beside the rows of the newest snapshot that have no value yet.
+
+        A function is called on about a thousand rows at a time, and its values are kept in a staging folder.
+        When the run is killed or the function fails, a run with the same arguments (name, dtype, shape,
+        model, sparse, and the code of the function) computes only the rest. `gc` removes what was kept once
+        it is an hour old. What a function closes over is not compared: give `model_hash` when weights may
+        change.
 
         Args:
             name: Letters, digits, "_", "-" and ".".
-            values: (key, array) for every row in any order, or a function from a View of n rows
-                to an array (n, *shape).
+            values: (key, array) pairs in any order, or a function from a View of n rows to an array
+                (n, *shape), or with sparse to a pair (has, array): bool (n,) and (has.sum(), *shape).
             dtype: numpy dtype: bool, integer or float.
             shape: Of one row.
+            sparse: Let rows stay without a value; later calls may give one to more rows.
+            model, model_hash: What computed the values, kept in the snapshot. All calls for one column say
+                the same.
+            workers: Threads that call the function, or an executor; the result does not depend on it. A pool
+                of processes needs a function that can be pickled.
+            progress: Called with the rows done and the rows there are, after each chunk.
 
         Raises:
-            TensorColumnError: If a row gets no value, a value does not fit, or every row has the column.
-            CommitConflictError: If another writer wrote the same column meanwhile.
+            TensorColumnError: If a row gets no value (and not sparse), a value does not fit, every row has a
+                value already, or the column is by another model.
+            CommitConflictError: If another writer wrote the same column meanwhile, or is doing so now.
         """
-        spec = tensor_spec(name, dtype, tuple(shape))
-        return add_tensor_column(newest_store(self), name, values, spec, message or f"add column {name}")
+        record = None if model is None else ModelRecord(name=model, hash=model_hash)
+        request = ColumnRequest(
+            name=name,
+            spec=replace(tensor_spec(name, dtype, tuple(shape)), model=record),
+            message=message or f"add column {name}",
+            sparse=sparse,
+            workers=workers,
+            progress=progress,
+        )
+        return add_tensor_column(newest_store(self), values, request)
 
     def drop_column(self, name: str, message: str = "") -> Snapshot:
         """Publish a snapshot without a metadata or tensor column. The name may then be used for another type.

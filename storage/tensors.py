@@ -74,7 +74,7 @@ class TensorSpool:
         self.name = name
         self.spec = spec
         self.rows = 0
-        self._present: list[np.ndarray] = []
+        self._runs: list[tuple[int, int]] = []
         self._spool = spool
         self._file = spool.open("xb", buffering=1 << 20)
 
@@ -90,8 +90,10 @@ class TensorSpool:
         """Add checked bytes as the next rows."""
         count = len(data) // self.spec.row_bytes
         self._file.write(data)
-        self._present.append(np.arange(self.rows, self.rows + count))
+        follows = self._runs and self._runs[-1][1] == self.rows
+        start = self._runs.pop()[0] if follows else self.rows
         self.rows += count
+        self._runs.append((start, self.rows))
 
     def skip(self, rows: int) -> None:
         """Leave so many next rows without a value."""
@@ -99,7 +101,7 @@ class TensorSpool:
 
     def present(self) -> np.ndarray:
         """The rows that have a value, int64 (n,) ascending."""
-        return np.concatenate([np.empty(0, np.int64), *self._present])
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(*run) for run in self._runs)])
 
     def seal(self, path: Path) -> tuple[int, str]:
         """Write the rows that have a value as an Arrow file.

@@ -67,8 +67,18 @@ def test_the_documented_reader_reads_compacted_and_renamed(filled, reader, codes
     assert f"tensor tokens {codes_of(61).tolist()}" in lines
 
 
+def test_the_documented_reader_reads_sparse_columns(filled, reader):
+    values = [(f"k{i:05d}", np.array([i, -i])) for i in (3, 61, 70)]
+    filled.add_column("some", values, dtype="int64", shape=(2,), sparse=True)
+    assert "tensor some [61, -61]" in reader(filled.path, "k00061")
+    assert not any("some" in line for line in reader(filled.path, "k00062"))
+    filled.compact()
+    assert "tensor some [70, -70]" in reader(filled.path, "k00070")
+
+
 def test_every_file_is_of_a_documented_kind(filled):
     filled.add_column("late", lambda view: view.rows.astype(np.int32), dtype="int32", shape=())
+    filled.add_column("some", [("k00003", np.zeros(2))], dtype="float64", shape=(2,), sparse=True)
     with filled.writer() as writer:
         writer.quarantine(key="k", place="p", reason="r")
     filled.rename_column("width", "w")
@@ -83,7 +93,7 @@ def test_every_file_is_of_a_documented_kind(filled):
         rf"index/part-{part}\.keys\.arrow",
         rf"index/part-{part}\.rows\.arrow",
         rf"blobs/{part}/data\.mdb",
-        rf"tensors/(codes|late)/{part}(-{part})?\.arrow",
+        rf"tensors/(codes|late|some)/{part}(-{part})?(\.rows)?\.arrow",
         rf"quarantine/part-{part}\.parquet",
         rf"index/deleted-{part}-\d+\.arrow",
         r"tags/[\w.-]+\.json",

@@ -15,7 +15,7 @@ from storage import (
     MissingShardError,
     StorageError,
 )
-from storage.manifest import decode_snapshot, encode_snapshot
+from storage.manifest_json import decode_snapshot, encode_snapshot
 
 
 def rewrite(store: FeatureStore, change) -> None:
@@ -31,7 +31,7 @@ def rewrite(store: FeatureStore, change) -> None:
 def test_a_snapshot_reads_back_equal(filled):
     content = encode_snapshot(filled.snapshot)
     assert decode_snapshot(content, "here") == filled.snapshot
-    assert json.loads(content)["format"] == 1
+    assert json.loads(content)["format"] == 2
     rewrite(filled, lambda fields: fields.update(message="rewritten"))
     assert FeatureStore.open(filled.path).snapshot.message == "rewritten"
 
@@ -65,8 +65,8 @@ def test_a_snapshot_under_another_name_is_refused(filled):
 
 
 def test_another_format_says_which(filled):
-    rewrite(filled, lambda fields: fields.update(format=2, parts="in another form"))
-    with pytest.raises(FormatVersionError, match="format 2, this version reads format 1"):
+    rewrite(filled, lambda fields: fields.update(format=3, parts="in another form"))
+    with pytest.raises(FormatVersionError, match="format 3, this version reads formats 1 and 2"):
         FeatureStore.open(filled.path)
 
 

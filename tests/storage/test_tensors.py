@@ -131,7 +131,7 @@ def test_names_dtypes_and_shapes_are_checked(empty):
 def test_rows_without_the_column_say_what_to_do(filled):
     filled.append([{"key": "plain"}])
     store = filled.refresh()
-    with pytest.raises(TensorColumnError, match=r"rows 100 to 100 have no tensor 'codes'.*add_column"):
+    with pytest.raises(TensorColumnError, match=r"row 100, key 'plain', has no tensor 'codes'.*add_column"):
         store.tensor("codes").gather(np.array([1, 100]))
     with pytest.raises(TensorColumnError, match="did you mean 'codes'"):
         store.tensor("code")
