@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from storage.backends.base import Backend
-from storage.files import hash_file
+from storage.files import hash_descriptor
 from storage.manifest import FileRef
 
 __all__ = ["Staging"]
+
+_LARGE_BYTES = 4 << 20
 
 
 class Staging:
@@ -26,10 +30,22 @@ class Staging:
 
     def install(self, source: Path, relative: str, rows: int) -> FileRef:
         """Make a finished file durable and give it its final name; it counts for nothing until published."""
-        ref = FileRef(path=relative, bytes=source.stat().st_size, xxh3=hash_file(source), rows=rows)
-        self.backend.install(source, relative)
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            num_bytes = os.fstat(fd).st_size
+            if num_bytes < _LARGE_BYTES:
+                digest = hash_descriptor(fd)
+                self.backend.install(source, relative)
+            else:
+                # The processor computes the checksum while the disk writes.
+                with ThreadPoolExecutor(1) as pool:
+                    hashing = pool.submit(hash_descriptor, fd)
+                    self.backend.install(source, relative)
+                    digest = hashing.result()
+        finally:
+            os.close(fd)
         self._installed.append(relative)
-        return ref
+        return FileRef(path=relative, bytes=num_bytes, xxh3=digest, rows=rows)
 
     def flush(self) -> None:
         """Make the final names durable; to be called before the snapshot is published."""
