@@ -1,4 +1,4 @@
-"""Keeping a store whole and small: check, compact, collect garbage."""
+"""Keeping a store whole and small: check, repair, compact, collect garbage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from storage.garbage import GcReport, collect_garbage
 from storage.handle import StoreHandle
 from storage.integrity import Progress, VerifyReport, verify_store
 from storage.manifest import Snapshot
+from storage.repair import RepairReport, repair_store
 
 __all__ = ["Care"]
 
@@ -27,6 +28,27 @@ class Care(StoreHandle):
             progress: Is called with the bytes done and to do.
         """
         return verify_store(self.backend, self.snapshot, deep=deep, progress=progress)
+
+    def repair(self, *, dry_run: bool = False, progress: Progress | None = None) -> RepairReport:
+        """Check the newest snapshot, and publish one that does without the broken files.
+
+        They are moved to `broken/<id>/` in the store, beside `lost_keys.jsonl` and `report.json`; nothing is
+        deleted. Of a broken blob file the blobs that match their checksum are kept, of a broken tensor file
+        the blocks that do; its other rows have no value any more. A broken key table is made anew from the
+        index and LMDB. The metadata of a broken index is lost, and its rows with it; their keys and blobs are
+        in the quarantine. A newest snapshot that cannot be read is replaced by the last one that can.
+
+        A store that cannot be opened is repaired with `storage.repair_store`.
+
+        Args:
+            dry_run: Tell what would be done, and write nothing.
+            progress: Is called with the bytes done and to do.
+
+        Raises:
+            StorageError: If the store does not lie in a folder.
+            CommitConflictError: If another writer changed a broken part meanwhile.
+        """
+        return repair_store(self.path, dry_run=dry_run, progress=progress)
 
     def compact(self, *, max_part_bytes: int = 1 << 30, message: str = "compact") -> Snapshot:
         """Publish a snapshot whose parts have a good size: small ones joined, large ones split.

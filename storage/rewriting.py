@@ -15,9 +15,10 @@ from storage.manifest import Part, Snapshot
 from storage.part_builder import PartBuilder
 from storage.shards import PartReader
 from storage.staging import Staging
+from storage.tensor_shard import TensorShard
 from storage.tensors import TensorSpool
 
-__all__ = ["PartRows", "copy_tensor", "write_part"]
+__all__ = ["PartRows", "copy_places", "write_part"]
 
 _CHUNK_ROWS = 4096
 
@@ -47,7 +48,7 @@ class PartRows:
 
     def copy_tensor(self, spool: TensorSpool) -> None:
         """Append the values of all rows to a column of the new part."""
-        copy_tensor(self.reader, self.rows, spool)
+        _copy_tensor(self.reader, self.rows, spool)
 
 
 def write_part(staging: Staging, part_id: str, snapshot: Snapshot, sources: Sequence[PartRows]) -> Part:
@@ -84,15 +85,18 @@ def _copy_rows(source: PartRows, builder: PartBuilder, types: dict[str, str]) ->
             builder.add(key, hash_key(key), source.blob(row), values)
 
 
-def copy_tensor(reader: PartReader, rows: np.ndarray, spool: TensorSpool) -> None:
-    """Append the values of rows of a part to a column; a row without a value is left out there too."""
+def _copy_tensor(reader: PartReader, rows: np.ndarray, spool: TensorSpool) -> None:
     if spool.name not in reader.part.tensors:
         spool.skip(len(rows))
         return
     shard = reader.tensor(spool.name, spool.spec)
-    places = shard.positions(rows)
-    steps = np.diff(places)
-    for run in np.split(places, np.flatnonzero((steps != 1) & ((steps != 0) | (places[1:] >= 0))) + 1):
+    copy_places(shard, shard.positions(rows), spool)
+
+
+def copy_places(shard: TensorShard, places: np.ndarray, spool: TensorSpool) -> None:
+    """Append values of a shard, given by their place in it; -1 stands for a row without a value."""
+    is_same_run = np.where(places[:-1] < 0, places[1:] < 0, np.diff(places) == 1)
+    for run in np.split(places, np.flatnonzero(~is_same_run) + 1):
         if len(run) and run[0] < 0:
             spool.skip(len(run))
             continue
