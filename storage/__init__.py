@@ -22,11 +22,13 @@ from storage.errors import (
     StoreNotFoundError,
     TensorColumnError,
 )
+from storage.exchange import ExportReport
 from storage.garbage import GcReport
 from storage.history import SnapshotDiff
 from storage.integrity import Problem, VerifyReport
 from storage.manifest import Snapshot
 from storage.part_writer import PartWriter
+from storage.repair import LostRow, RepairReport, repair_store
 from storage.sealed import SealedPart
 from storage.shards import Counters
 from storage.store import FeatureStore
@@ -40,15 +42,18 @@ __all__ = [
     "CorruptionError",
     "Counters",
     "DuplicateKeyError",
+    "ExportReport",
     "FeatureStore",
     "FormatVersionError",
     "GcReport",
     "KeyNotFoundError",
+    "LostRow",
     "ManifestError",
     "MissingShardError",
     "PartWriter",
     "Problem",
     "QueryError",
+    "RepairReport",
     "RowNotFoundError",
     "SealedPart",
     "Snapshot",
@@ -63,4 +68,5 @@ __all__ = [
     "VerifyReport",
     "View",
     "Writer",
+    "repair_store",
 ]

@@ -12,22 +12,21 @@ import numpy as np
 
 from storage.arrow_numpy import to_numpy
 from storage.backends import Backend, find_backend
+from storage.care import Care
 from storage.column import TensorColumn
-from storage.compaction import compact_parts
 from storage.deletion import delete_rows
 from storage.errors import ColumnError, TensorColumnError
+from storage.exchange import ExportReport, export_rows, import_rows
 from storage.feature_values import Values
 from storage.features import ColumnRequest, add_tensor_column, newest_store
-from storage.garbage import GcReport, collect_garbage
 from storage.handle import unknown_name
-from storage.integrity import VerifyReport, verify_store
 from storage.manifest import ModelRecord, Snapshot, TensorSpec
 from storage.part_writer import PartWriter
 from storage.reading import Reading
 from storage.schema_change import drop_column, rename_column
 from storage.sealed import SealedPart, publish_parts
 from storage.search import search_rows
-from storage.snapshots import create_store, list_snapshot_ids, newest_snapshot, read_snapshot
+from storage.snapshots import create_store, hold_newest, list_snapshot_ids, read_snapshot
 from storage.tensors import tensor_spec
 from storage.user_tables import UserTable
 from storage.versions import Versions
@@ -37,7 +36,7 @@ from storage.writer import Writer
 __all__ = ["FeatureStore"]
 
 
-class FeatureStore(Reading, Versions):
+class FeatureStore(Reading, Versions, Care):
     """One snapshot of a store, opened for reading; writers publish new snapshots beside it.
 
     A handle never changes what it shows: after a commit, `refresh()` gives a handle on the newest snapshot.
@@ -45,20 +44,33 @@ class FeatureStore(Reading, Versions):
     """
 
     @classmethod
-    def create(cls, path: str | Path | Backend, exist_ok: bool = False) -> FeatureStore:
+    def create(
+        cls, path: str | Path | Backend, exist_ok: bool = False, *, allow_network_fs: bool | None = None
+    ) -> FeatureStore:
         """Make an empty store, with its folders; with exist_ok an existing one is opened.
+
+        Args:
+            path: Folder of the store, or the backend that knows where it lies.
+            exist_ok: Open the store that there may be already.
+            allow_network_fs: As for `open`.
 
         Raises:
             StoreExistsError: If there is a store (and not exist_ok), or a folder with other files.
+            StorageError: If the folder cannot be written to, or is on a network file system.
         """
-        backend = find_backend(path)
+        backend = find_backend(path, allow_network_fs=allow_network_fs)
         if exist_ok and list_snapshot_ids(backend):
             return cls.open(backend)
         return cls(backend, create_store(backend), "first-read")
 
     @classmethod
     def open(
-        cls, path: str | Path | Backend, snapshot: int | None = None, verify: str = "first-read"
+        cls,
+        path: str | Path | Backend,
+        snapshot: int | None = None,
+        verify: str = "first-read",
+        *,
+        allow_network_fs: bool | None = None,
     ) -> FeatureStore:
         """Open the newest snapshot, or the given one.
 
@@ -67,14 +79,20 @@ class FeatureStore(Reading, Versions):
             snapshot: Number of a snapshot.
             verify: Compare checksums when data is read for the first time in this process ("first-read"),
                 every time ("always"), or not ("never"). Sizes are always compared.
+            allow_network_fs: Let commits be made although the folder is on a network file system. None asks
+                the environment variable UNIRL_ALLOW_NETWORK_FS. Reading needs no permission.
 
         Raises:
             StoreNotFoundError: If the path holds no store; names the nearest one.
             SnapshotNotFoundError, ManifestError, FormatVersionError: If the snapshot cannot be used.
         """
-        backend = find_backend(path)
-        found = newest_snapshot(backend) if snapshot is None else read_snapshot(backend, snapshot)
-        return cls(backend, found, verify)
+        backend = find_backend(path, allow_network_fs=allow_network_fs)
+        if snapshot is not None:
+            return cls(backend, read_snapshot(backend, snapshot), verify)
+        newest, lease = hold_newest(backend)
+        store = cls(backend, newest, verify)
+        del lease
+        return store
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FeatureStore.open, (self.backend, self.snapshot.id, self.policy)
@@ -270,32 +288,56 @@ class FeatureStore(Reading, Versions):
         view = newest_store(self).select(rows) if isinstance(rows, str) else rows
         return delete_rows(self._pool, view.rows, message or f"delete {len(view)} rows")
 
-    def compact(self, *, max_part_bytes: int = 1 << 30, message: str = "compact") -> Snapshot:
-        """Publish a snapshot in which small neighbouring parts are joined and deleted rows left out.
+    # Exchange
 
-        Rows keep their numbers. Parts are joined while they have the same tensor columns and stay below the
-        size.
-
-        Raises:
-            CommitConflictError: If another writer changed the same parts meanwhile; appends do not matter.
-        """
-        return compact_parts(self._pool, max_part_bytes, message)
-
-    # Care
-
-    def verify(self) -> VerifyReport:
-        """Read everything that this snapshot lists and compare sizes, checksums and row counts."""
-        return verify_store(self.backend, self.snapshot)
-
-    def gc(self, *, grace_s: float = 3600.0, keep_last: int | None = None) -> GcReport:
-        """Remove files that no snapshot lists, and with keep_last also old snapshots.
+    def export(
+        self,
+        rows: str | View | None,
+        path: str | Path,
+        format: str,
+        *,
+        file_bytes: int = 1 << 30,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> ExportReport:
+        """Write rows of this snapshot into a new folder, for other programs and for `import_rows`.
 
         Args:
-            grace_s: Files and snapshots younger than this stay, in seconds.
-            keep_last: Keep so many of the newest snapshots, and those that have a tag or that any handle on
-                this machine has open; None keeps all.
+            rows: An SQL condition, a view, or None for all rows.
+            path: Where the folder shall be. It appears when it is whole.
+            format: "webdataset" (tars), "parquet", or "hf" (what `datasets.load_from_disk` reads).
+            file_bytes: About the size of a file.
+            progress: Is called with the rows done and to do.
+
+        Raises:
+            StorageError: If the path exists, or the format is not known.
+            CorruptionError: If a shard is damaged.
         """
-        return collect_garbage(self.backend, grace_s=grace_s, keep_last=keep_last)
+        view = self.select(rows) if rows is None or isinstance(rows, str) else rows
+        return export_rows(view, Path(path), format, file_bytes=file_bytes, progress=progress)
+
+    def import_rows(
+        self,
+        path: str | Path,
+        *,
+        message: str = "",
+        part_bytes: int = 1 << 30,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Snapshot:
+        """Commit the rows of a folder that `export` wrote: the same keys, blobs, metadata and tensors.
+
+        Args:
+            path: The folder.
+            message: Kept in the snapshot.
+            part_bytes: About the size of a part.
+            progress: Is called with the rows done and to do.
+
+        Raises:
+            StorageError: If the folder is no export.
+            CorruptionError: If it is damaged.
+            DuplicateKeyError, ColumnTypeError, TensorColumnError: If its rows do not fit the store.
+        """
+        text = message or f"import {Path(path).name}"
+        return import_rows(self, Path(path), message=text, part_bytes=part_bytes, progress=progress)
 
 
 def _specs(
