@@ -50,7 +50,8 @@ def search_rows(run: Callable[[str], pa.Table], column: str, text: str, limit: i
     normal = f"lower(nfc_normalize({quote(column)}))"
     has_word = " OR ".join(f"contains({normal}, '{word}')" for word in words)
     found = run(
-        f"SELECT row, {normal} AS text, length({quote(column)}) AS length FROM samples WHERE {has_word}"
+        f"SELECT row, ' ' || {normal} || ' ' AS text, length({quote(column)}) AS length "
+        f"FROM samples WHERE {has_word}"
     ).combine_chunks()
     totals = run(f"SELECT count({quote(column)}) AS num, avg(length({quote(column)})) AS mean FROM samples")
     if not found.num_rows:
@@ -73,8 +74,8 @@ def _words(text: str) -> list[str]:
 
 
 def _count_words(texts: pa.ChunkedArray, words: Sequence[str]) -> np.ndarray:
-    """How often each word stands in each text, int64 (words, texts). Each word in a text gets spaces."""
-    spaced = pc.binary_join_element_wise("", pc.replace_substring_regex(texts, _NO_WORD, "  "), "", " ")
+    """How often each word stands in each text, int64 (words, texts). Texts begin and end with a space."""
+    spaced = pc.replace_substring_regex(texts, _NO_WORD, "  ")
     whole = pc.match_substring_regex(pa.array(words, pa.large_string()), _WITHOUT_SPACES)
     counts = [
         pc.count_substring(spaced, word if is_substring else f" {word} ")

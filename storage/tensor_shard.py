@@ -27,7 +27,7 @@ class TensorShard:
         self._ref = ref
         self._spec = spec
         self._dtype = np.dtype(spec.dtype)
-        self._mapped, self._identity = backend.map(ref)
+        self._mapped, self.identity = backend.map(ref)
         self._raw = self._mapped[ref.offset : ref.offset + ref.rows * spec.row_bytes]
         self.array = self._shaped(self._raw)
         self._block_rows = block_rows(spec)
@@ -54,7 +54,7 @@ class TensorShard:
     def private(self, start: int, stop: int) -> np.ndarray:
         """Rows start:stop as a copy-on-write map of their own, safe to write to."""
         first, last = (self._ref.offset + row * self._spec.row_bytes for row in (start, stop))
-        return self._shaped(self._backend.map_private(self._ref, self._identity, first, last))
+        return self._shaped(self._backend.map_private(self._ref, self.identity, first, last))
 
     def check(self, rows: np.ndarray | slice, policy: str) -> None:
         """Compare the checksums of the blocks that hold `rows`; a block is compared once under "first-read".
@@ -75,6 +75,13 @@ class TensorShard:
         fresh = blocks[self._unread[blocks]]
         self._unread[fresh] = False
         self._num_unread = int(np.count_nonzero(self._unread)) if len(fresh) else self._num_unread
+
+    def check_row(self, row: int, policy: str) -> None:
+        """`check` for one row."""
+        if policy == "always" or (
+            policy != "never" and self._num_unread and self._unread[row // self._block_rows]
+        ):
+            self.check(slice(row, row + 1), policy)
 
     def _check_block(self, block: int) -> None:
         step = self._block_rows * self._spec.row_bytes

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 
 from storage import FeatureStore, QueryError
+from storage import query as query_module
 
 
 def test_select(filled):
@@ -112,3 +118,98 @@ def test_a_query_cannot_read_variables_of_the_program(filled):
     with pytest.raises(QueryError, match="secret"):
         filled.query("SELECT * FROM secret")
     assert secret.num_rows == 1
+
+
+MINE = {"key": ["k00003", "k00061", "nobody"], "grade": [0.5, 1.5, 2.5], "id": [2**63, 2**64 - 1, 0]}
+
+
+def mine() -> pa.Table:
+    return pa.table({**MINE, "id": pa.array(MINE["id"], pa.uint64())})
+
+
+def test_a_join_with_a_table_of_the_user(filled, tmp_path):
+    pq.write_table(mine(), tmp_path / "mine.parquet")
+    feather.write_feather(mine(), tmp_path / "mine.arrow", compression="uncompressed")
+    sql = "SELECT row, grade, width, id FROM samples JOIN mine USING (key) ORDER BY row"
+    wanted = [
+        {"row": 3, "grade": 0.5, "width": 3, "id": 2**63},
+        {"row": 61, "grade": 1.5, "width": 61, "id": 2**64 - 1},
+    ]
+    for table in (mine(), tmp_path / "mine.parquet", str(tmp_path / "mine.arrow"), mine().to_reader()):
+        assert filled.query(sql, tables={"mine": table}).to_pylist() == wanted
+    columns = {name: MINE[name] for name in ("key", "grade")}
+    assert filled.query("SELECT sum(grade) FROM mine", tables={"mine": columns})[0][0].as_py() == 4.5
+    view = filled.select("key IN (SELECT key FROM \"my list\")", tables={"my list": mine()})
+    assert view.rows.tolist() == [3, 61]
+    ranked = filled.select(
+        "key IN (SELECT key FROM mine)",
+        order_by="(SELECT -grade FROM mine WHERE mine.key = samples.key)",
+        tables={"mine": mine()},
+    )
+    assert ranked.rows.tolist() == [61, 3]
+
+
+def test_a_data_frame_is_a_table(filled):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"key": ["k00003"], "code": ["007"]})
+    found = filled.query("SELECT code, width FROM samples JOIN frame USING (key)", tables={"frame": frame})
+    assert found.to_pylist() == [{"code": "007", "width": 3}]
+
+
+def test_a_table_is_seen_by_its_query_only(filled):
+    assert filled.query("SELECT count(*) FROM mine", tables={"mine": mine()})[0][0].as_py() == 3
+    with pytest.raises(QueryError, match="mine"):
+        filled.query("SELECT count(*) FROM mine")
+    assert filled.query("SELECT max(x) FROM mine", tables={"mine": {"x": [7]}})[0][0].as_py() == 7
+
+
+def test_tables_that_cannot_be_used(filled, tmp_path):
+    (tmp_path / "t.csv").write_text("key\n1\n")
+    for name, table, text in (
+        ("samples", mine(), "cannot be called 'samples'"),
+        ("Deleted_Rows", mine(), "cannot be called"),
+        ("", mine(), "cannot be called"),
+        ("t", tmp_path / "t.csv", "for CSV and JSON, read the file"),
+        ("t", tmp_path / "none.parquet", "none.parquet cannot be read"),
+        ("t", 3, "int cannot be read as a table"),
+        ("t", {"a": [1], "b": [1, 2]}, "cannot be read as a table"),
+    ):
+        with pytest.raises(QueryError, match=text):
+            filled.query("SELECT 1", tables={name: table})
+
+
+def test_many_small_parts_are_held_after_a_few_queries(empty, monkeypatch):
+    monkeypatch.setattr(query_module, "_MANY_PARTS", 3)
+    for i in range(5):
+        empty.append([{"key": f"{i}", "n": i, f"only{i}": i * 1.5}])
+    empty.delete("n = 1")
+    store = empty.refresh()
+    for _ in range(query_module._VIEW_RUNS + 2):
+        assert store.select("n >= 1").rows.tolist() == [2, 3, 4]
+        assert store.query("SELECT only3 FROM samples WHERE n = 3")[0].to_pylist() == [4.5]
+        assert store.query("SELECT only3 FROM samples WHERE n = 2")[0].to_pylist() == [None]
+    for path in (store.path / "index").glob("*.parquet"):
+        path.unlink()
+    assert store.select("n >= 1").rows.tolist() == [2, 3, 4]
+
+
+def test_a_view_stays_as_it_is_under_later_commits(filled, filler):
+    view = filled.select("split = 'train' AND width < 70", order_by="width DESC")
+    rows, keys = view.rows.tolist(), view.keys()
+    codes = filled.tensor("codes").gather(view.rows)
+    filler(filled, 100, 120)
+    filled.delete("width % 3 = 0")
+    filled.compact()
+    filled.rename_column("caption", "text")
+    filled.refresh().drop_column("codes")
+    filled.gc(grace_s=0, keep_last=1)
+    for same in (view, pickle.loads(pickle.dumps(view))):  # noqa: S301
+        assert same.rows.tolist() == rows and same.keys() == keys and same.snapshot_id == 2
+        assert same.column("caption").to_pylist() == [f"sample {row}" for row in rows]
+        assert np.array_equal(same.store.tensor("codes").gather(same.rows), codes)
+
+
+def test_folders_named_like_a_column_are_only_folders(tmp_path, filler):
+    store = filler(FeatureStore.create(tmp_path / "split=other" / "width=5"), 0, 4)
+    assert store.query("SELECT DISTINCT split FROM samples ORDER BY 1")[0].to_pylist() == ["eval", "train"]
+    assert store.select("width = 2").rows.tolist() == [2]
