@@ -34,9 +34,11 @@ class RowMap:
         self._next_row = snapshot.next_row
         self._starts = [part.first_row for part in snapshot.parts]
         self._first_rows = np.array(self._starts, np.int64)
-        self._end_rows = np.array([part.end_row for part in snapshot.parts], np.int64)
+        self._ends = [part.end_row for part in snapshot.parts]
+        self._end_rows = np.array(self._ends, np.int64)
         self._sparse = [i for i, part in enumerate(snapshot.parts) if part.row_ids is not None]
         self.deleted = pool.deleted_rows(snapshot)
+        self._is_dense = not self._sparse and not len(self.deleted)
 
     def part_rows(self, part: int) -> np.ndarray:
         """The numbers of all rows of a part, deleted ones too, int64 (rows,) ascending."""
@@ -89,12 +91,12 @@ class RowMap:
     def locate_one(self, row: int) -> tuple[int, int]:
         """Like `locate` for one row."""
         part = bisect.bisect_right(self._starts, row) - 1
-        if part < 0 or row >= self._parts[part].end_row:
+        if part < 0 or row >= self._ends[part]:
             raise self._not_found(row)
-        if self._parts[part].row_ids is not None or len(self.deleted):
-            parts, local = self.locate(np.array([row]))
-            return int(parts[0]), int(local[0])
-        return part, row - self._starts[part]
+        if self._is_dense:
+            return part, row - self._starts[part]
+        parts, local = self.locate(np.array([row]))
+        return int(parts[0]), int(local[0])
 
     def _sparse_local(self, part: int, rows: np.ndarray) -> np.ndarray:
         ids = self.part_rows(part)
