@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from storage.backends.base import Backend
 from storage.checked_files import check_whole, read_row_file
 from storage.column_cache import ColumnCache
 from storage.errors import CorruptionError, TensorColumnError
+from storage.fork_locks import new_lock
 from storage.key_index import KeyIndex
 from storage.keys import NO_BLOB, KeyTable
-from storage.manifest import Part, Snapshot, TensorSpec
+from storage.manifest import FileRef, Part, Snapshot, TensorSpec
 from storage.tensor_shard import TensorShard
 
 __all__ = ["VERIFY_POLICIES", "Counters", "PartReader", "ReaderPool"]
@@ -45,20 +46,29 @@ class PartReader:
     def __init__(self, backend: Backend, part: Part) -> None:
         self.backend = backend
         self.part = part
-        self._lock = threading.Lock()
+        self._lock = new_lock(self, "_lock")
+        self._mapped: dict[FileRef, Hashable] = {}
         self._keys: KeyTable | None = None
         self._row_ids: np.ndarray | None = None
         self._blobs: np.ndarray | None = None
-        self._blob_unread = np.ones(part.rows, bool) if part.blobs else np.zeros(0, bool)
+        self._blob_unread = np.empty(0, bool)
         self._tensors: dict[str, TensorShard] = {}
         self._index_checked = False
+
+    def is_current(self) -> bool:
+        """Whether the files that were mapped still have their names, as far as can be seen at a glance."""
+        return all(self.backend.current_identity(ref) in (None, seen) for ref, seen in self._mapped.items())
+
+    def _map(self, ref: FileRef) -> np.ndarray:
+        mapped, self._mapped[ref] = self.backend.map(ref)
+        return mapped
 
     def keys(self, policy: str) -> KeyTable:
         """The key table; its checksum is compared when it is opened unless policy is "never"."""
         with self._lock:
             if self._keys is None:
                 ref = self.part.keys
-                mapped, _ = self.backend.map(ref)
+                mapped = self._map(ref)
                 if policy != "never":
                     check_whole(mapped, self.backend, ref)
                 try:
@@ -121,7 +131,9 @@ class PartReader:
             if self._blobs is None:
                 ref = self.part.blobs
                 assert ref is not None
-                self._blobs, _ = self.backend.map(ref)
+                mapped = self._map(ref)
+                self._blob_unread = np.ones(self.part.rows, bool)
+                self._blobs = mapped
             return self._blobs
 
     def _blob_place(self, row: int) -> str:
@@ -146,6 +158,7 @@ class PartReader:
                         f"{name!r}; compute it with add_column, or select other rows"
                     )
                 shard = self._tensors[name] = TensorShard(self.backend, ref, spec, self.part.rows)
+                self._mapped[ref] = shard.identity
             return shard
 
     def check_index(self, policy: str) -> Path:
@@ -153,7 +166,7 @@ class PartReader:
         ref = self.part.index
         with self._lock:
             if policy == "always" or (policy == "first-read" and not self._index_checked):
-                check_whole(self.backend.map(ref)[0], self.backend, ref)
+                check_whole(self._map(ref), self.backend, ref)
                 self._index_checked = True
         return self.backend.local_file(ref)
 
@@ -164,12 +177,17 @@ class PartReader:
         return _columns.get(place, f"{name} {kind}", lambda: self._read_column(path, name, kind))
 
     def _read_column(self, path: Path, name: str, kind: pa.DataType) -> pa.Array:
-        with pq.ParquetFile(path) as file:
-            if name not in file.schema_arrow.names:
-                return pa.nulls(self.part.rows, kind)
-            array = file.read(columns=[name]).column(0).cast(kind).combine_chunks()
+        place = self.backend.place(self.part.index.path)
+        try:
+            with pq.ParquetFile(path) as file:
+                if name not in file.schema_arrow.names:
+                    return pa.nulls(self.part.rows, kind)
+                array = file.read(columns=[name]).column(0).cast(kind).combine_chunks()
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptionError(
+                f"{place}: column {name!r} cannot be read: {error}; copy it back"
+            ) from error
         if len(array) != self.part.rows:
-            place = self.backend.place(self.part.index.path)
             raise CorruptionError(
                 f"{place}: column {name!r} has {len(array)} rows, the snapshot says {self.part.rows}; "
                 "copy it back from a backup"
@@ -179,7 +197,7 @@ class PartReader:
 
 _columns = ColumnCache(256 << 20)
 _readers: weakref.WeakValueDictionary[tuple[str, ...], PartReader] = weakref.WeakValueDictionary()
-_readers_lock = threading.Lock()
+_readers_lock = new_lock(sys.modules[__name__], "_readers_lock")
 
 
 class ReaderPool:
@@ -196,7 +214,9 @@ class ReaderPool:
         reader = self._readers.get(name)
         if reader is None:
             with _readers_lock:
-                reader = _readers.get(name) or PartReader(self.backend, part)
+                reader = _readers.get(name)
+                if reader is None or not reader.is_current():
+                    reader = PartReader(self.backend, part)
                 _readers[name] = self._readers[name] = reader
         return reader
 

@@ -21,7 +21,11 @@ from storage.errors import CorruptionError
 from storage.files import file_identity, map_descriptor
 from storage.manifest import FileRef
 
-__all__ = ["Backend", "Lease", "StoredFile", "Workspace"]
+__all__ = ["NEWEST", "Backend", "Lease", "StoredFile", "Workspace"]
+
+
+NEWEST = "newest-snapshot"
+"""The file with the number of a snapshot that was the newest one when it was written; no more than a hint."""
 
 
 class Lease:
@@ -110,6 +114,10 @@ class Backend(ABC):
     def local_file(self, ref: FileRef) -> Path:
         """A path of this machine under which Parquet and DuckDB can open a shard; errors as `open_shard`."""
 
+    def prefetch(self, refs: Iterable[FileRef]) -> None:
+        """Bring shards to this machine, several at once, if that is what reading them takes."""
+        del refs
+
     def map(self, ref: FileRef) -> tuple[np.ndarray, Hashable]:
         """Map a whole shard read-only; uint8 (bytes,), and what tells the file from any other."""
         fd = self.open_shard(ref)
@@ -137,6 +145,10 @@ class Backend(ABC):
         finally:
             os.close(fd)
 
+    def current_identity(self, ref: FileRef) -> Hashable | None:
+        """What `map` would tell of the file that has the name now; None when a glance cannot tell."""
+        return None
+
     # Snapshots in use
 
     @abstractmethod
@@ -156,6 +168,10 @@ class Backend(ABC):
     @abstractmethod
     def create(self, name: str, content: bytes) -> bool:
         """Give `content` a name, durably and all at once; False when the name is already taken."""
+
+    def hint_newest(self, snapshot_id: int) -> None:
+        """Leave the number of the newest snapshot for readers that cannot list the folder. Never fails."""
+        del snapshot_id
 
     @abstractmethod
     def remove(self, name: str) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from storage.backends.base import Backend, Lease, StoredFile, Workspace
+from storage.backends.base import NEWEST, Backend, Lease, StoredFile, Workspace
 from storage.backends.network import network_file_system
 from storage.backends.workspaces import Workspaces
 from storage.errors import (
@@ -136,6 +136,13 @@ class LocalBackend(Backend):
         os.close(self.open_shard(ref))
         return Path(self.identity, ref.path)
 
+    def current_identity(self, ref: FileRef) -> Hashable | None:
+        try:
+            status = Path(self.identity, ref.path).lstat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
     # Snapshots in use
 
     def hold(self, name: str) -> Lease:
@@ -160,7 +167,7 @@ class LocalBackend(Backend):
         if self.path.exists():
             if not self.path.is_dir():
                 raise StoreExistsError(f"{self.path}: there is a file of this name; give another path")
-            foreign = sorted({entry.name for entry in self.path.iterdir()} - set(folders))
+            foreign = sorted({entry.name for entry in self.path.iterdir()} - {*folders, NEWEST})
             if foreign:
                 raise StoreExistsError(
                     f"{self.path}: the folder holds other files ({foreign[0]}); give an empty or new folder"
@@ -180,6 +187,12 @@ class LocalBackend(Backend):
             temporary = staging / f"{target.parent.name}-{secrets.token_hex(8)}.json"
             with suppress(FileNotFoundError):  # gc removed it before it got its name.
                 return publish_exclusively(target, content, temporary)
+
+    def hint_newest(self, snapshot_id: int) -> None:
+        temporary = self.path / "staging" / f"newest-{secrets.token_hex(8)}"
+        with suppress(OSError):
+            temporary.write_text(f"{snapshot_id}\n")
+            temporary.replace(self.path / NEWEST)
 
     def remove(self, name: str) -> None:
         (self.path / name).unlink()
