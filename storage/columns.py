@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import SupportsInt, TypeGuard, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ RESERVED = frozenset({"key", "row", "hash", "bytes", "blob", "tensors", "file_in
 SQL_TYPES = {
     "string": "VARCHAR",
     "int": "BIGINT",
+    "uint": "UBIGINT",
     "float": "DOUBLE",
     "bool": "BOOLEAN",
     "json": "VARCHAR",
@@ -28,12 +29,15 @@ SQL_TYPES = {
 ARROW_TYPES = {
     "string": pa.large_string(),
     "int": pa.int64(),
+    "uint": pa.uint64(),
     "float": pa.float64(),
     "bool": pa.bool_(),
     "json": pa.large_string(),
     "null": pa.large_string(),
 }
 _MAX_EXACT_INT = 1 << 53
+_MAX_TEXT_BYTES = (1 << 31) - (1 << 20)
+"""Of one value: Parquet counts the bytes of a value in 31 bits, and its page has a header."""
 _KINDS: dict[type, str] = {str: "string", int: "int", float: "float", bool: "bool"}
 
 Scalar = str | int | float | bool | None
@@ -54,7 +58,7 @@ class ColumnTypes:
         for name, kind in declared.items():
             if kind not in ARROW_TYPES or kind == "null":
                 raise ColumnTypeError(
-                    f"column {name!r}: type {kind!r} is none of string, int, float, bool, json"
+                    f"column {name!r}: type {kind!r} is none of string, int, uint, float, bool, json"
                 )
             self._check_name(name)
             self._settle(name, kind, "the declaration of this commit")
@@ -79,6 +83,8 @@ class ColumnTypes:
             return None
         if column.type == "json":
             return _json(name, value, place)
+        if column.type == "uint" and _is_whole(value) and 0 <= int(value) < 1 << 64:
+            return int(value)
         kind, plain = _plain(name, value, place)
         if column.type == "null":
             self._settle(name, kind, place)
@@ -92,8 +98,8 @@ class ColumnTypes:
         elif kind != column.type:
             raise ColumnTypeError(
                 f"{place}: column {name!r} is {kind} ({_short(value)}), but {column.type} since "
-                f"{column.origin}; "
-                f"convert the value, or declare the column as json from its first row on"
+                f"{column.origin}; convert the value, or declare the column as "
+                f"{'uint or json' if _is_whole(value) else 'json'} from its first row on"
             )
         return plain
 
@@ -136,6 +142,10 @@ class ColumnTypes:
             )
 
 
+def _is_whole(value: object) -> TypeGuard[SupportsInt]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def _fits(kind: str, values: Sequence[object]) -> bool:
     """Whether values that are all None or of one plain type can be stored without a look at each."""
     present = [value for value in values if value is not None]
@@ -144,7 +154,7 @@ def _fits(kind: str, values: Sequence[object]) -> bool:
         return min(numbers) >= -(1 << 63) and max(numbers) < 1 << 63
     if kind == "string":
         try:
-            "".join(cast(list[str], present)).encode()
+            return len("".join(cast(list[str], present)).encode()) <= _MAX_TEXT_BYTES
         except UnicodeEncodeError:
             return False
     return True
@@ -189,12 +199,17 @@ def _json(name: str, value: object, place: str) -> str:
 
 def _utf8(name: str, text: str, place: str) -> str:
     try:
-        text.encode()
+        num_bytes = len(text.encode())
     except UnicodeEncodeError:
         raise ColumnTypeError(
             f"{place}: column {name!r} is not valid UTF-8 text ({_short(text)}); decode it with "
             "errors='replace' first"
         ) from None
+    if num_bytes > _MAX_TEXT_BYTES:
+        raise ColumnTypeError(
+            f"{place}: column {name!r} has a text of {num_bytes} bytes, Parquet holds {_MAX_TEXT_BYTES} in "
+            "one value; keep it as a blob"
+        )
     return text
 
 

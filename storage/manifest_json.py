@@ -33,7 +33,7 @@ _MAX_AXES = 32
 _MIN_KEY_BYTES = 32
 """Each row takes more than this in its key table, so a count of rows cannot be larger than its files."""
 _CHECKSUM_MARK = b',\n"checksum": "'
-_COLUMN_TYPES = ("string", "int", "float", "bool", "json", "null")
+_COLUMN_TYPES = ("string", "int", "uint", "float", "bool", "json", "null")
 _DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",

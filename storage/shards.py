@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from storage.backends.base import Backend
 from storage.checked_files import check_whole, read_row_file
-from storage.column_cache import ColumnCache
 from storage.errors import CorruptionError, TensorColumnError
 from storage.fork_locks import new_lock
+from storage.index_file import IndexFile
 from storage.key_index import KeyIndex
 from storage.keys import NO_BLOB, KeyTable
 from storage.manifest import FileRef, Part, Snapshot, TensorSpec
@@ -54,6 +53,7 @@ class PartReader:
         self._blob_unread = np.empty(0, bool)
         self._tensors: dict[str, TensorShard] = {}
         self._index_checked = False
+        self._index: IndexFile | None = None
 
     def is_current(self) -> bool:
         """Whether the files that were mapped still have their names, as far as can be seen at a glance."""
@@ -170,32 +170,17 @@ class PartReader:
                 self._index_checked = True
         return self.backend.local_file(ref)
 
-    def column(self, name: str, kind: pa.DataType, policy: str) -> pa.Array:
-        """One metadata column of the part as (rows,); nulls when the part does not have it."""
+    def column(self, name: str, kind: pa.DataType, policy: str, rows: np.ndarray | None = None) -> pa.Array:
+        """One metadata column of the part, or some rows of it; nulls when the part does not have it."""
         path = self.check_index(policy)
-        place = f"{self.backend.identity}/{self.part.index.path}"
-        return _columns.get(place, f"{name} {kind}", lambda: self._read_column(path, name, kind))
-
-    def _read_column(self, path: Path, name: str, kind: pa.DataType) -> pa.Array:
-        place = self.backend.place(self.part.index.path)
-        try:
-            with pq.ParquetFile(path) as file:
-                if name not in file.schema_arrow.names:
-                    return pa.nulls(self.part.rows, kind)
-                array = file.read(columns=[name]).column(0).cast(kind).combine_chunks()
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptionError(
-                f"{place}: column {name!r} cannot be read: {error}; copy it back"
-            ) from error
-        if len(array) != self.part.rows:
-            raise CorruptionError(
-                f"{place}: column {name!r} has {len(array)} rows, the snapshot says {self.part.rows}; "
-                "copy it back from a backup"
+        if self._index is None:
+            ref = self.part.index
+            self._index = IndexFile(
+                path, self.backend.place(ref.path), self.part.rows, f"{self.backend.identity}/{ref.path}"
             )
-        return array
+        return self._index.column(name, kind) if rows is None else self._index.take(name, kind, rows)
 
 
-_columns = ColumnCache(256 << 20)
 _readers: weakref.WeakValueDictionary[tuple[str, ...], PartReader] = weakref.WeakValueDictionary()
 _readers_lock = new_lock(sys.modules[__name__], "_readers_lock")
 

@@ -40,7 +40,9 @@ class View:
         return len(self.rows)
 
     def __getitem__(self, index: slice | np.ndarray | Sequence[int]) -> View:
-        return View(self.store, self.rows[index if isinstance(index, slice) else np.asarray(index)])
+        if not isinstance(index, slice):
+            index = np.asarray(index) if len(index) else np.empty(0, np.int64)
+        return View(self.store, self.rows[index])
 
     def __repr__(self) -> str:
         return f"View({len(self)} rows of {self.store.url}, snapshot {self.snapshot_id})"
@@ -66,8 +68,7 @@ class View:
         positions: list[np.ndarray] = []
         for part in np.unique(part_of).tolist():
             mine = np.flatnonzero(part_of == part)
-            column = self.store.part(part).column(name, kind, self.store.policy)
-            pieces.append(column.take(from_numpy(local[mine])))
+            pieces.append(self.store.part(part).column(name, kind, self.store.policy, local[mine]))
             positions.append(mine)
         if not pieces:
             return pa.nulls(0, kind)
