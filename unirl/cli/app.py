@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 
 from datapipe import DataError
 from storage import StorageError
-from unirl.cli import data, models, runs
+from unirl.cli import care, data, exchange, history, models, runs
 from unirl.errors import UniRLError
 
 __all__ = ["app", "main"]
@@ -28,9 +28,18 @@ app = typer.Typer(
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Image tokenizers.")
 reward_app = typer.Typer(no_args_is_help=True, help="Reward models.")
 
-commands: list[Callable[..., None]] = [*data.COMMANDS, models.sft, runs.train, runs.resume, runs.report]
-for command in commands:
-    app.command()(command)
+commands: dict[str, Callable[..., None]] = {
+    **{command.__name__: command for command in data.COMMANDS},
+    **care.COMMANDS,
+    **exchange.COMMANDS,
+    **history.COMMANDS,
+    "sft": models.sft,
+    "train": runs.train,
+    "resume": runs.resume,
+    "report": runs.report,
+}
+for name, command in commands.items():
+    app.command(name)(command)
 tokenizer_app.command("train")(models.train_tokenizer)
 tokenizer_app.command("encode")(models.encode)
 reward_app.command("train")(models.train_reward)

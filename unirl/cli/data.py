@@ -1,4 +1,4 @@
-"""`unirl ingest`, `info`, `query`, `verify` and `quarantine`: everything about the data store."""
+"""`unirl ingest`, `info`, `query` and `quarantine`: data into a store, and a look at it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final, Literal
@@ -23,15 +22,13 @@ from datapipe import BadFractionError, IngestReport
 from datapipe import ingest as run_ingest
 from datapipe.report_page import write_report_page
 from storage import FeatureStore
+from unirl.cli.output import AsJson, StorePath
 
-__all__ = ["COMMANDS", "data_app", "info", "ingest", "quarantine", "query", "verify"]
+__all__ = ["COMMANDS", "data_app", "info", "ingest", "quarantine", "query"]
 
 EXIT_PROBLEMS: Final = 1
 EXIT_OVER_BUDGET: Final = 3
 DRY_RUN_SAMPLES: Final = 1000
-
-StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
 def ingest(
@@ -143,23 +140,6 @@ def query(
     _print_rows(found, as_json=as_json, as_csv=as_csv)
 
 
-def verify(store: StorePath, as_json: AsJson = False) -> None:
-    """Read everything and compare sizes and checksums. Ends with 1 when something is wrong."""
-    report = FeatureStore.open(store).verify()
-    if as_json:
-        problems = [asdict(problem) for problem in report.problems]
-        typer.echo(
-            json.dumps({"ok": report.ok, "files": report.files, "bytes": report.bytes, "problems": problems})
-        )
-    elif report.ok:
-        typer.echo(f"ok: {report.files} files, {report.bytes} bytes, all checksums hold")
-    else:
-        for problem in report.problems:
-            typer.echo(f"{problem.path}: {problem.text}")
-    if not report.ok:
-        raise typer.Exit(EXIT_PROBLEMS)
-
-
 def quarantine(
     store: StorePath,
     reason: Annotated[str | None, typer.Option(help="Show only this reason code, such as truncated.")] = None,
@@ -173,7 +153,7 @@ def quarantine(
     _print_rows(found, as_json=as_json, as_csv=False)
 
 
-COMMANDS: Final[list[Callable[..., None]]] = [ingest, info, query, verify, quarantine]
+COMMANDS: Final[list[Callable[..., None]]] = [ingest, info, query, quarantine]
 
 data_app = typer.Typer(help="Bring data into a store and look at it.", no_args_is_help=True)
 for _command in COMMANDS:

@@ -1,0 +1,35 @@
+"""What the commands share: the arguments of a store, JSON or a line of text, a bar for what takes long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+__all__ = ["AsJson", "StorePath", "progress_bar", "tell"]
+
+StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def tell(facts: object, text: str, as_json: bool) -> None:
+    """Print facts as JSON, or a text that says the same."""
+    typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else text)
+
+
+@contextmanager
+def progress_bar(what: str, is_quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on the terminal, for what takes long."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=is_quiet or not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
