@@ -14,16 +14,31 @@ import xxhash
 
 from datapipe.errors import DecodeError
 from datapipe.judge import INDEX_KINDS, Judge, Row, checked_key
+from datapipe.judge_texts import TextColumns, judge_texts
 from datapipe.known_rows import KnownRows, content_id, key_id, picture_id, place_of_content, place_of_row
+from datapipe.open_faults import OpenFaults
 from datapipe.report import Tally
-from datapipe.sources import Fault, Note, Record, Source
+from datapipe.sources import Fault, Note, Record, Source, TextRows, gathered
 from storage import FeatureStore, KeyNotFoundError, PartWriter
 
-__all__ = ["DuplicatePolicy", "IngestRun", "Met", "Outcome"]
+__all__ = [
+    "DuplicatePolicy",
+    "IngestRun",
+    "Met",
+    "Outcome",
+    "Resolved",
+    "SourceProgress",
+    "content_hash",
+    "content_of",
+]
 
 DuplicatePolicy = Literal["once", "keep"]
 
 _QUEUE_PER_WORKER: Final = 2  # pieces that wait for the writer
+_BLOCK_ROWS: Final = 4096  # texts that are judged and written at once
+_SMALL_BLOCK_ROWS: Final = 64  # of a block with something bad in it
+_TEXT_COLUMNS: Final = frozenset({"messages", "chosen"})  # what a row says beside its caption
+_PART_COLUMNS: Final = frozenset({"num_media", "media_of", "pair"})  # of samples with several media
 _PIECE_RECORDS: Final = 4  # judged by one call of a thread, so that handing over costs less than judging
 
 
@@ -44,12 +59,26 @@ class _Skip:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved:
+    """A place whose fault in the quarantine is settled."""
+
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceEnd:
+    """All outcomes of a source have come."""
+
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one item of a source."""
 
     source: Source
     source_index: int
-    result: Row | Fault | Note | _Skip
+    result: Row | TextColumns | Fault | Note | _Skip | _SourceEnd | Resolved
 
     @property
     def full_place(self) -> str:
@@ -57,11 +86,16 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Progress:
+class SourceProgress:
     """Of one source, as far as its outcomes were settled."""
 
     num_samples: int = 0
     num_bad: int = 0
+
+    def add(self, other: SourceProgress) -> None:
+        """Count in another part of the same source."""
+        self.num_samples += other.num_samples
+        self.num_bad += other.num_bad
 
 
 class IngestRun:
@@ -76,7 +110,6 @@ class IngestRun:
         workers: int,
         should_stop: Callable[[], bool],
         duplicates: DuplicatePolicy = "once",
-        known: KnownRows | None = None,
         met: Met | None = None,
     ) -> None:
         """Args:
@@ -86,19 +119,19 @@ class IngestRun:
         workers: Threads that read and decode.
         should_stop: Asked between samples.
         duplicates: Whether a sample that differs from another one in its key alone is left out.
-        known: The rows of the store, when they have been looked up already.
         met: What other runs of the same ingest take.
         """
         self.tally = Tally()
-        self.progress = [_Progress() for _ in sources]
+        self.progress = [SourceProgress() for _ in sources]
         self._sources = sources
         self._judge = judge
         self._workers = workers
         self._should_stop = should_stop
         self._duplicates = duplicates
-        self._known = KnownRows(store) if known is None else known
+        self._known = KnownRows(store)
         self._met = met or Met()
-        self._known_faults = set() if store is None else _stored_faults(store)
+        self._faults = OpenFaults(store)
+        self._block_rows = 1  # texts that are judged at once
         self._newest = store
         self._pending: dict[str, str] = {}  # key -> place, of the rows in the open commit
         self._pending_contents: dict[int, str] = {}  # content -> place, likewise
@@ -127,6 +160,7 @@ class IngestRun:
             committed: Told after each commit how many sources are in the store to their end.
         """
         num_commits = 0
+        self._block_rows = min(_BLOCK_ROWS, commit_rows)
         news = self.news(update)
         for first in news:
             deadline = time.monotonic() + commit_s
@@ -135,9 +169,11 @@ class IngestRun:
             with store.writer(
                 message=f"ingest {first.source.name}", columns=self.column_kinds(), tensors=tensors
             ) as writer:
-                for count, outcome in enumerate(chain([first], news), start=1):
+                count = 0
+                for outcome in chain([first], news):
                     self.write(outcome, writer)
                     last = outcome
+                    count += len(outcome.result) if isinstance(outcome.result, TextColumns) else 1
                     if count >= commit_rows or time.monotonic() >= deadline:
                         break
             self._pending.clear()
@@ -156,9 +192,9 @@ class IngestRun:
     def news(self, update: Callable[[Tally, int], None], num_samples: int | None = None) -> Iterator[Outcome]:
         """Outcomes that have to be written, in the order of the sources; all outcomes are counted."""
         for outcome in self._judged():
-            settled = self._settle(outcome)
-            if settled is not None and self._count(settled):
-                yield settled
+            for settled in self._settled(outcome):
+                if self._count(settled):
+                    yield settled
             update(self.tally, outcome.source_index)
             if num_samples is not None and self.tally.num_seen >= num_samples:
                 return
@@ -169,7 +205,11 @@ class IngestRun:
     def write(self, outcome: Outcome, writer: PartWriter) -> None:
         """Add a row, or record a fault."""
         result = outcome.result
-        if isinstance(result, Fault):
+        if isinstance(result, TextColumns):
+            writer.add_rows(result.keys, result.columns)
+        elif isinstance(result, Resolved):
+            writer.resolve(result.place)
+        elif isinstance(result, Fault):
             writer.quarantine(
                 key=result.key,
                 place=outcome.full_place,
@@ -189,14 +229,19 @@ class IngestRun:
         if isinstance(result, Note):
             self.tally.add_note(result, settled.full_place)
             return False
-        progress.num_samples += 1
+        if isinstance(result, Resolved):
+            return True
+        progress.num_samples += len(result) if isinstance(result, TextColumns) else 1
+        if isinstance(result, TextColumns):
+            self.tally.add_texts(len(result))
+            return True
         if isinstance(result, Row):
             self.tally.add_row(result, settled.full_place)
             return True
         if isinstance(result, Fault):
             progress.num_bad += 1
             self.tally.add_fault(result, settled.full_place)
-            return (settled.full_place, result.reason) not in self._known_faults
+            return not self._faults.meet(settled.full_place, result.reason)
         self.tally.num_skipped += 1
         return False
 
@@ -218,7 +263,7 @@ class IngestRun:
     def _pieces(self, source: Source, index: int, pool: ThreadPoolExecutor) -> Iterator[_Piece]:
         """Cut the items of a source into pieces: records for the threads, and what needs none."""
         batch: list[Record] = []
-        for item in source.items():
+        for item in self._items(source):
             settled = self._without_thread(item, source)
             if settled is None and isinstance(item, Record):
                 batch.append(item)
@@ -229,10 +274,30 @@ class IngestRun:
                 yield _Piece(source, index, settled)
         if batch:
             yield _Piece(source, index, pool.submit(self._judge_all, batch, source.name))
+        yield _Piece(source, index, [_SourceEnd()])
+
+    def _items(self, source: Source) -> Iterator[Record | TextColumns | Fault | Note]:
+        """The items of a source, texts judged by the column where all of a block are good."""
+        for item in gathered(source.items()):
+            if not isinstance(item, TextRows):
+                yield item
+                continue
+            for block in item.blocks(self._block_rows):
+                yield from self._texts(block, source)
+
+    def _texts(self, rows: TextRows, source: Source) -> Iterator[Record | TextColumns]:
+        judged = judge_texts(rows, source.name, self._judge) if len(rows) > 1 else None
+        if judged is not None:
+            yield judged
+        elif len(rows) > _SMALL_BLOCK_ROWS:
+            for block in rows.blocks(_SMALL_BLOCK_ROWS):
+                yield from self._texts(block, source)
+        else:
+            yield from rows.records()
 
     def _without_thread(
-        self, item: Record | Fault | Note, source: Source
-    ) -> Sequence[Row | Fault | Note | _Skip] | None:
+        self, item: Record | TextColumns | Fault | Note, source: Source
+    ) -> Sequence[Row | TextColumns | Fault | Note | _Skip] | None:
         if not isinstance(item, Record):
             return [item]
         try:
@@ -252,6 +317,38 @@ class IngestRun:
             judged = self._judge(record, source)
             found.extend([judged] if isinstance(judged, Fault) else judged)
         return found
+
+    def _settled(self, outcome: Outcome) -> Iterator[Outcome]:
+        """What an outcome comes to, after a look at what was met before."""
+        result = outcome.result
+        if isinstance(result, _SourceEnd):
+            for place in self._faults.settled_by(outcome.source):
+                yield replace(outcome, result=Resolved(place))
+        elif isinstance(result, TextColumns):
+            if self._are_new(result, outcome.source.base):
+                yield outcome
+                return
+            for row in result.rows(outcome.source.name):
+                known = self._known.find(row.key)
+                is_there = known is not None and (known.source, known.place) == (row.source, row.place)
+                settled = self._settle(
+                    replace(outcome, result=_Skip(row.key, row.place) if is_there else row)
+                )
+                if settled is not None:
+                    yield settled
+        elif (settled := self._settle(outcome)) is not None:
+            yield settled
+
+    def _are_new(self, rows: TextColumns, base: str) -> bool:
+        """Whether no key was met before; if so, all count as met now."""
+        identities = set(map(key_id, rows.keys))
+        if len(identities) < len(rows) or not self._known.seen_keys.isdisjoint(identities):
+            return False
+        if self._known.has_any(identities) or not self._met.keys.keys().isdisjoint(rows.keys):
+            return False
+        self._known.seen_keys |= identities
+        self._pending.update(zip(rows.keys, (f"{base}/{place}" for place in rows.places)))
+        return True
 
     def _settle(self, outcome: Outcome) -> Outcome | None:
         """Refuse a key that was met before in this run, or that the store has with another content.
@@ -275,7 +372,8 @@ class IngestRun:
         known = self._known.find(result.key)
         if known is not None:
             self._known.seen_keys.add(identity)
-            if known.content_hash == content_hash(result) and known.caption == result.caption:
+            is_same = known.content_hash == content_hash(result) and known.caption == result.caption
+            if is_same and not _TEXT_COLUMNS & result.columns.keys():
                 return replace(outcome, result=_Skip(result.key, result.place))
             return replace(outcome, result=_duplicate(result, outcome.full_place, known.full_place))
         if self._is_left_out(result, outcome):
@@ -287,7 +385,7 @@ class IngestRun:
     def _is_left_out(self, row: Row, outcome: Outcome) -> bool:
         """Count a sample that differs from another one in its key alone; tell whether it is left out."""
         digest = content_hash(row)
-        if digest is None:
+        if digest is None or _PART_COLUMNS & row.columns.keys():
             return False
         content, picture = content_of(row, digest), picture_id(digest)
         if content not in self._known.contents and content not in self._met.contents:
@@ -326,7 +424,7 @@ class _Piece:
 
     source: Source
     source_index: int
-    results: Future[list[Row | Fault]] | Sequence[Row | Fault | Note | _Skip]
+    results: Future[list[Row | Fault]] | Sequence[Row | TextColumns | Fault | Note | _Skip | _SourceEnd]
 
     def outcomes(self) -> Iterator[Outcome]:
         results = self.results.result() if isinstance(self.results, Future) else self.results
@@ -356,9 +454,3 @@ def content_of(row: Row, digest: str) -> int:
     """64-bit identity of all that makes a row but its key and its place."""
     frame = None if row.media is None else row.media.columns.get("frame")
     return content_id(digest, row.caption, frame if isinstance(frame, int) else None, row.columns)
-
-
-def _stored_faults(store: FeatureStore) -> set[tuple[str, str]]:
-    table = store.quarantined()
-    reasons = (reason.partition(":")[0] for reason in table.column("reason").to_pylist())
-    return set(zip(table.column("place").to_pylist(), reasons))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -66,47 +66,68 @@ class Judge:
     kinds: ColumnKinds
     optional: frozenset[str] = frozenset()  # of "image", "caption": may be absent, but not broken
     media: MediaRules = MediaRules()  # noqa: RUF009 - frozen
+    required: frozenset[str] = frozenset()  # columns of the index that must not be null
 
     def __call__(self, record: Record, source: str) -> list[Row] | Fault:
         """Check a record completely.
 
         Returns:
-            The row, or one for each frame where those are wanted; else the fault with its reason code and,
-            for broken media, their first MiB.
+            The row, or one for each frame where those are wanted, after those of the record's parts; else
+            the fault with its reason code and, for broken media, their first MiB.
         """
+        rows: list[Row] = []
+        # The main row comes last: a rerun that finds it knows that its parts are there.
+        for part in (*record.parts, record):
+            judged = self._judge_one(part, source)
+            if isinstance(judged, Fault):
+                if part is not record:
+                    detail = f"{judged.key!r}: {judged.detail}"
+                    return replace(judged, key=printable(str(record.key)), detail=detail)
+                return judged
+            rows.extend(judged)
+        return rows
+
+    def _judge_one(self, record: Record, source: str) -> list[Row] | Fault:
+        optional = self.optional | record.optional
         key_text = printable(str(record.key)) if record.key is not MISSING else ""
         blob: bytes | None = None
         try:
             key = checked_key(record.key)
-            caption = self._caption(record.caption)
+            caption = _checked_caption(record.caption, is_optional="caption" in optional)
             columns = self.kinds.convert(record.columns)
             found: list[Media | None] = []
             if record.load is not None:
                 blob = record.load()
                 found.extend(judge_media(blob, self.media))
-            elif "image" in self.optional:
+            elif "image" in optional:
                 found.append(None)
             else:
-                raise DecodeError("image_missing", "the sample has no picture")
+                raise DecodeError("image_missing", "the sample has no picture or video")
         except DecodeError as error:
             data = b"" if blob is None else blob[:_MAX_FAULT_BYTES]
             return Fault(
                 key=key_text, place=record.place, reason=error.reason, detail=error.detail, data=data
             )
         keys = [key] if len(found) == 1 else [f"{key}/frame-{number:05d}" for number in range(len(found))]
-        return [
+        rows = [
             Row(key=name, place=record.place, source=source, caption=caption, media=media, columns=columns)
             for name, media in zip(keys, found)
         ]
+        for name in sorted(self.required):
+            if any(row.index_columns().get(name) is None for row in rows):
+                detail = f"the sample has no {name}, which is required"
+                return Fault(key=key_text, place=record.place, reason=f"{name}_missing", detail=detail)
+        return rows
 
-    def _caption(self, value: object) -> str | None:
-        if "caption" in self.optional and (
-            value is MISSING or value is None or (isinstance(value, str) and not value.strip("\0 \t\r\n"))
-        ):
-            return None
-        if value is MISSING:
-            raise DecodeError("caption_missing", "the sample has no caption")
-        return check_text(value, field="caption")
+
+def _checked_caption(value: object, *, is_optional: bool) -> str | None:
+    if is_optional and (
+        value is MISSING or value is None or (isinstance(value, str) and not value.strip("\0 \t\r\n"))
+    ):
+        return None
+    if value is MISSING:
+        raise DecodeError("caption_missing", "the sample has no caption")
+    return check_text(value, field="caption")
 
 
 def checked_key(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -82,6 +82,14 @@ class KnownRows:
         """Of the file as it came, row by row."""
         for digest, source in zip(self._values("hash"), self._values("source_hash")):
             yield digest if source is None else source
+
+    def has_any(self, identities: Collection[int]) -> bool:
+        """Whether a key of one of these identities may be in the snapshot."""
+        if len(self._ids) == 0 or not identities:
+            return False
+        wanted = np.fromiter(identities, np.uint64, len(identities))
+        at = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
+        return bool((self._ids[at] == wanted).any())
 
     def _value(self, name: str, position: int) -> str | None:
         if name not in self._table.column_names:

@@ -176,6 +176,10 @@ class Tally:
         for name in row.media.notes:
             self._count_note(name, Example(place=full_place, key=row.key, detail=_NOTES.get(name, "")))
 
+    def add_texts(self, num_rows: int) -> None:
+        """Count rows without media."""
+        self.num_added += num_rows
+
     def add_duplicate(
         self, row: Row, full_place: str, *, is_kept: bool, first_place: Callable[[], str]
     ) -> None:

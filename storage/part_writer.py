@@ -17,6 +17,7 @@ from storage.index import QuarantineWriter
 from storage.keys import encode_key, hash_key
 from storage.manifest import ColumnSpec, FileRef, Snapshot, TensorSpec
 from storage.part_builder import PartBuilder
+from storage.quarantine import RESOLVED
 from storage.sealed import SealedPart, check_tensor_spec, column_origins
 from storage.shards import ReaderPool
 from storage.snapshots import hold_newest
@@ -162,6 +163,10 @@ class PartWriter:
             if self._quarantine is None:
                 self._quarantine = QuarantineWriter(self._staging.path / "quarantine.parquet")
             self._quarantine.add(key, place, reason, data)
+
+    def resolve(self, place: str) -> None:
+        """Record that what was refused at a place is settled: a row now, or gone from its source."""
+        self.quarantine(key="", place=place, reason=RESOLVED)
 
     def _refuse_unusable(self) -> None:
         if not self._usable:

@@ -14,6 +14,7 @@ from storage.handle import StoreHandle, unknown_name
 from storage.index import QuarantineWriter
 from storage.key_index import KeyIndex
 from storage.manifest import ModelRecord
+from storage.quarantine import open_records
 from storage.query import SampleTable
 from storage.user_tables import UserTable
 
@@ -99,14 +100,19 @@ class Reading(StoreHandle):
         self.counters.bytes_read += len(blob)
         return blob
 
-    def quarantined(self) -> pa.Table:
-        """What was refused: key, place, reason, data."""
+    def quarantined(self, *, with_resolved: bool = False) -> pa.Table:
+        """What was refused: key, place, reason, data.
+
+        Args:
+            with_resolved: Give also the records that were settled since, and those that settled them.
+        """
         schema = QuarantineWriter.SCHEMA
         tables = []
         for ref in self.snapshot.quarantine:
             mapped, _ = self.backend.map(ref)
             tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
-        return pa.concat_tables(tables) if tables else schema.empty_table()
+        table = pa.concat_tables(tables) if tables else schema.empty_table()
+        return table if with_resolved else open_records(table)
 
     def _nearest_keys(self, key: str) -> list[str]:
         """Up to three existing keys that look like `key`, sought by SQL so that no list of keys is built."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datapipe.sources.fields import FieldMap
 from datapipe.sources.folder import FolderSource
 from datapipe.sources.opener import FORMATS, open_sources
-from datapipe.sources.record import MISSING, Fault, Item, Note, Record, Source
+from datapipe.sources.record import MISSING, Fault, Item, Note, Record, Source, TextRows
 from datapipe.sources.table import TableSource
+from datapipe.sources.text_rows import gathered
 from datapipe.sources.webdataset import WebDatasetSource
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "Record",
     "Source",
     "TableSource",
+    "TextRows",
     "WebDatasetSource",
+    "gathered",
     "open_sources",
 ]

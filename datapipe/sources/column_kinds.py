@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 
 from datapipe.errors import DecodeError, SourceError
 from datapipe.sources.values import clean_value
 
-__all__ = ["ColumnKinds", "kind_of_arrow"]
+__all__ = ["ColumnKinds", "Scalar", "kind_of_arrow"]
 
 _MAX_EXACT_INT: Final = 2**53
 
@@ -62,6 +62,10 @@ class ColumnKinds:
         for name, kind in kinds.items():
             self._column(name, place).origins.setdefault(str(kind), place)
 
+    def names(self) -> frozenset[str]:
+        """All columns that were seen."""
+        return frozenset(self._columns)
+
     def all(self) -> dict[str, str]:
         """Kind of each column that has one."""
         return {name: kind for name in self._columns if (kind := self.kind(name)) is not None}
@@ -109,6 +113,26 @@ class ColumnKinds:
         """
         return {name: self._convert_one(name, value) for name, value in columns.items()}
 
+    def convert_all(self, name: str, values: Sequence[object]) -> Sequence[Scalar]:
+        """Bring one column of consecutive rows to its type.
+
+        Raises:
+            DecodeError: See convert.
+        """
+        kind, found = self.kind(name), set(map(type, values)) - {type(None)}
+        only = next(iter(found)) if len(found) == 1 else None
+        if (
+            only is str
+            and kind in ("string", None)
+            and _is_clean("".join(cast(Iterable[str], filter(None, values))))
+        ):
+            return cast(Sequence[Scalar], values)
+        if only is bool and kind in ("bool", None):
+            return cast(Sequence[Scalar], values)
+        if only is float and kind in ("float", None):
+            return [None if value != value else value for value in values]  # type: ignore[misc] # NaN
+        return [self._convert_one(name, value) for value in values]
+
     def _convert_one(self, name: str, value: object) -> Scalar:
         plain, kind = clean_value(value, field_name=name), self.kind(name)
         if kind == "string" and not isinstance(plain, str | None):
@@ -128,6 +152,15 @@ class ColumnKinds:
 
 
 _KIND_OF_SQL: Final = {"VARCHAR": "string", "BIGINT": "int", "DOUBLE": "float", "BOOLEAN": "bool"}
+
+
+def _is_clean(text: str) -> bool:
+    """Whether text needs no look at its parts: no NUL, no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 def _kind(value: str | int | float | bool) -> str:

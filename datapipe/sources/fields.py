@@ -114,10 +114,12 @@ class FieldMap:
 
     def text_columns(self, names: Iterable[str]) -> tuple[str | None, str | None] | None:
         """Their names of key and caption, when rows of these columns are texts without anything beside."""
-        plan = self._plan_of(tuple(names))
-        found = (plan.key, plan.caption)
+        listed = tuple(names)
+        plan = self._plan_of(listed)
         is_plain = plan.image is None and not plan.others
-        return found if is_plain and all(name is None or name in names for name in found) else None
+        used = [plan.key, plan.caption, *(theirs for theirs, _ in plan.columns)]
+        is_flat = all(name is None or name in listed for name in used)
+        return (plan.key, plan.caption) if is_plain and is_flat else None
 
     def _plan_of(self, names: tuple[str, ...]) -> _Plan:
         plan = self._plans.get(names)

@@ -62,8 +62,12 @@ def open_sources(
     sources: list[Source] = []
     try:
         for path in (path for spec in specs for path in _expand(str(spec))):
-            kind = format or _tell_kind(path)
-            sources.extend(_open(path, kind, fields, key_prefix, split_dot))
+            kind = _tell_kind(path) if format is None else format
+            if kind in ("folder", "classes"):
+                classes = None if format is None else kind == "classes"
+                sources.append(FolderSource(path, fields=fields, key_prefix=key_prefix, classes=classes))
+            else:
+                sources.extend(_open_files(path, kind, fields, key_prefix, split_dot))
     except OSError as error:
         raise SourceError(f"a source cannot be reached: {error}") from error
     if not sources:
@@ -71,13 +75,10 @@ def open_sources(
     return sources
 
 
-def _open(
+def _open_files(
     path: SourcePath, kind: str, fields: FieldMap, key_prefix: str | None, split_dot: SplitDot
 ) -> Iterator[Source]:
-    if kind in ("folder", "classes"):
-        classes = None if kind == "folder" else True
-        yield FolderSource(path, fields=fields, key_prefix=key_prefix, classes=classes)
-    elif kind == "webdataset":
+    if kind == "webdataset":
         for file in _files_of(path, TAR_SUFFIXES):
             yield WebDatasetSource(file, fields=fields, key_prefix=key_prefix, split_dot=split_dot)
     elif kind == "hf":

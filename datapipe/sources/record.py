@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
 from datapipe.sources.column_kinds import ColumnKinds
 
-__all__ = ["MISSING", "Fault", "Item", "Missing", "Note", "Record", "Source"]
+__all__ = ["MISSING", "Fault", "Item", "Missing", "Note", "Record", "Source", "TextRows"]
 
 
 class Missing(Enum):
@@ -57,6 +57,46 @@ class Note:
 Item = Record | Fault | Note
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextRows:
+    """Consecutive records without media and with the same columns. Nothing in it has been checked yet."""
+
+    keys: Sequence[object]
+    places: Sequence[str]
+    captions: Sequence[object]
+    columns: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def records(self) -> Iterator[Record]:
+        """The same one by one."""
+        names = tuple(self.columns)
+        values = zip(*self.columns.values()) if names else ((),) * len(self)
+        for key, place, caption, row in zip(self.keys, self.places, self.captions, values):
+            yield Record(
+                key=key,
+                place=place,
+                load=None,
+                caption=caption,
+                columns=dict(zip(names, row)),
+                optional=self.optional,
+            )
+
+    def blocks(self, num_rows: int) -> Iterator[TextRows]:
+        """The same in pieces of at most num_rows."""
+        for start in range(0, len(self), num_rows):
+            piece = slice(start, start + num_rows)
+            yield TextRows(
+                keys=self.keys[piece],
+                places=self.places[piece],
+                captions=self.captions[piece],
+                columns={name: values[piece] for name, values in self.columns.items()},
+                optional=self.optional,
+            )
+
+
 class Source(Protocol):
     """A place that samples come from. Iterating twice gives the same items in the same order."""
 
@@ -74,7 +114,7 @@ class Source(Protocol):
     def observe_columns(self, kinds: ColumnKinds) -> None:
         """Show the values of all user columns without reading pictures, to choose one type for each."""
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[Item | TextRows]:
         """Read the source from its start.
 
         Raises:
