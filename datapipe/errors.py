@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["DataError", "DecodeError", "LoaderError", "SampleError", "SourceError"]
+__all__ = [
+    "DataError",
+    "DecodeError",
+    "LoaderError",
+    "MissingExtraError",
+    "SampleError",
+    "SourceError",
+    "WorkerError",
+]
 
 
 class DataError(ValueError):
@@ -24,6 +32,14 @@ class DecodeError(DataError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+class MissingExtraError(DataError, ImportError):
+    """A package of an extra is needed and not installed. The message names the extra."""
+
+
+class WorkerError(DataError, RuntimeError):
+    """A process that worked for an ingest died again and again."""
 
 
 class LoaderError(DataError):

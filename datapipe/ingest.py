@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
-from datapipe.errors import DataError
+from datapipe.errors import DataError, SourceError
 from datapipe.ingest_run import DuplicatePolicy, IngestRun
-from datapipe.judge import Judge
+from datapipe.judge import INDEX_KINDS, Judge
 from datapipe.media_rules import (
     FramePolicy,
     MediaRules,
@@ -20,10 +20,12 @@ from datapipe.media_rules import (
     parse_tensor,
 )
 from datapipe.progress import progress_bar
+from datapipe.ray_engine import RayRun
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.source_journal import SourceJournal, fingerprint
 from datapipe.sources import FieldMap, Source, open_sources
 from datapipe.sources.column_kinds import ColumnKinds
+from datapipe.sources.fields import nearest
 from datapipe.sources.webdataset import SplitDot
 from storage import FeatureStore
 
@@ -41,6 +43,7 @@ def ingest(
     format: str | None = None,
     column_map: Mapping[str, str] | None = None,
     optional: Sequence[str] = (),
+    required: Sequence[str] = (),
     key_prefix: str | None = None,
     split_dot: SplitDot = "first",
     max_bad_fraction: float = 0.0,
@@ -70,9 +73,10 @@ def ingest(
     Args:
         source: Folders, tars, tables, or patterns of them.
         store: Folder of the store; made if it is not there.
-        format: `folder`, `webdataset`, `table` or `hf`; None tells them apart.
+        format: `folder`, `classes`, `webdataset`, `table`, `prompts` or `hf`; None tells them apart.
         column_map: Ours to theirs, as in {"caption": "text", "key": "id"}.
         optional: Of `image` and `caption`: may be absent without making a sample bad.
+        required: Columns of the index: a sample in which one of them is null is bad.
         key_prefix: Put before each key; None puts the name of a tar, and the split of a saved
             dataset, before the keys in it.
         split_dot: Whether a key in a tar ends at the `first` or the `last` dot of the file name.
@@ -123,24 +127,41 @@ def ingest(
     fields = FieldMap(mapping=dict(column_map or {}))
     sources = open_sources(specs, format=format, fields=fields, key_prefix=key_prefix, split_dot=split_dot)
     target = FeatureStore.open(store) if (Path(store) / "snapshots").is_dir() else None
-    chosen = repr((dict(column_map or {}), sorted(optional), key_prefix, split_dot, rules, duplicates))
+    chosen = repr(
+        (
+            dict(column_map or {}),
+            sorted(optional),
+            sorted(required),
+            format,
+            key_prefix,
+            split_dot,
+            rules,
+            duplicates,
+        )
+    )
     journal = None if target is None else SourceJournal(target, chosen)
-    finished = [] if journal is None else [journal.finished(opened) for opened in sources]
-    unread = [opened for opened, record in zip(sources, finished) if record is None] if finished else sources
+    unread, num_known = (sources, 0) if journal is None else journal.unfinished(sources)
     kinds = ColumnKinds()
     for opened in unread:
         opened.observe_columns(kinds)
     kinds.fit_store({} if target is None else target.columns)
-    if dry_run is None and target is None:
-        target = FeatureStore.create(Path(store), exist_ok=True)
+    if dry_run is None and (target is None or journal is None):
+        target = FeatureStore.create(store, exist_ok=True)
         journal = SourceJournal(target, chosen)
-    judge = Judge(kinds=kinds, optional=frozenset(optional), media=rules)
-    run = IngestRun(target, unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
-    run.tally.num_skipped += sum(record.num_samples for record in finished if record is not None)
+    _check_required(required, kinds.names() | (set() if target is None else target.columns.keys()))
+    judge = Judge(kinds=kinds, optional=frozenset(optional), required=frozenset(required), media=rules)
+    run: IngestRun | RayRun
+    if engine == "ray" and dry_run is None:
+        run = RayRun(unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
+    else:
+        run = IngestRun(
+            target, unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates
+        )
+    run.tally.num_skipped += num_known
     run.tally.num_finished_sources += len(sources) - len(unread)
     num_commits = 0
     with progress_bar(unread, is_wanted=progress) as update:
-        if dry_run is not None:
+        if dry_run is not None and isinstance(run, IngestRun):
             run.examine(dry_run, update)
         elif target is not None and journal is not None:
             num_commits = run.commit_all(
@@ -170,7 +191,7 @@ class _Recorder:
 
     def __init__(
         self,
-        run: IngestRun,
+        run: IngestRun | RayRun,
         sources: Sequence[Source],
         journal: SourceJournal,
         store: FeatureStore,
@@ -194,6 +215,15 @@ class _Recorder:
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise DataError(f"{name} is {value!r}, wanted one of {', '.join(choices)}")
+
+
+def _check_required(required: Sequence[str], columns: Set[str]) -> None:
+    known = columns | INDEX_KINDS.keys()
+    for name in required:
+        if name not in known:
+            raise SourceError(
+                f"required column {name!r} is in no source; there are {sorted(known)}{nearest(name, known)}"
+            )
 
 
 def _check_arguments(

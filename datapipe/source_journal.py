@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -53,12 +53,22 @@ class SourceJournal:
         self._finished = _read(self._path)
         self._num_rows = rows_by_source(store)
 
-    def finished(self, source: Source) -> FinishedSource | None:
-        """The record of a source, when neither it nor the rules nor its rows have changed since."""
-        record = self._finished.get(source.name)
-        if record is None or record.num_rows != self._num_rows.get(source.name, 0):
-            return None
-        return record if record.fingerprint == fingerprint(source, self._rules) else None
+    def unfinished(self, sources: Sequence[Source]) -> tuple[list[Source], int]:
+        """Sources that have to be read, and the number of samples in the others."""
+        unread: list[Source] = []
+        num_samples = 0
+        for source in sources:
+            record = self._finished.get(source.name)
+            if record is None or not self._holds(record, source):
+                unread.append(source)
+            else:
+                num_samples += record.num_samples
+        return unread, num_samples
+
+    def _holds(self, record: FinishedSource, source: Source) -> bool:
+        """Whether neither the source nor the rules nor its rows have changed since."""
+        num_rows = self._num_rows.get(source.name, 0)
+        return record.num_rows == num_rows and record.fingerprint == fingerprint(source, self._rules)
 
     def add(self, store: FeatureStore, found: Mapping[str, tuple[str, int]]) -> None:
         """Record sources: name -> (fingerprint from before it was read, number of samples)."""
@@ -66,6 +76,8 @@ class SourceJournal:
             return
         num_rows = rows_by_source(store)
         for name, (version, num_samples) in found.items():
+            if num_samples and not num_rows.get(name):
+                continue  # its samples have the names of other sources, whose rows are not watched for it
             self._finished[name] = FinishedSource(
                 fingerprint=version, num_samples=num_samples, num_rows=num_rows.get(name, 0)
             )
