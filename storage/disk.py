@@ -1,4 +1,4 @@
-"""Errors of writing: a full disk, a folder that may not be written to, with what is free and what is wanted."""
+"""Errors of writing: a full disk, with what is free and what is wanted, and a folder that is read-only."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write_error(folder: Path, error: OSError) -> StorageError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno not in _FULL:
         return StorageError(
-            f"{folder}: the store cannot be written to: {reason}; nothing was published. Check that this user "
-            "may write there and that the disk is not mounted read-only"
+            f"{folder}: the store cannot be written to: {reason}; check that this user may write there and "
+            "that the disk is not mounted read-only"
         )
     return _full(folder, reason, f"{_bytes_below(folder)} bytes were written before it was full")
 
@@ -52,7 +52,7 @@ def _full(folder: Path, reason: str, needed: str) -> StorageFullError:
     free = _free_bytes(folder)
     return StorageFullError(
         f"{folder}: the disk is full ({reason}): {needed}, {'?' if free is None else free} bytes are free; "
-        "nothing was published. Make room (gc removes what no snapshot needs) and commit again"
+        "what was published before is whole. Make room (gc removes what no snapshot needs) and commit again"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from storage.backends.base import NEWEST, Backend, Lease, StoredFile, Workspace
 from storage.backends.network import network_file_system
 from storage.backends.workspaces import Workspaces
+from storage.disk import write_errors
 from storage.errors import (
     CorruptionError,
     ManifestError,
@@ -124,12 +125,19 @@ class LocalBackend(Backend):
             )
         return fd
 
-    def _path_of(self, ref: FileRef) -> Path:
-        path = Path(self.identity, ref.path)
-        if os.path.realpath(path) != str(path):
-            raise ManifestError(
-                f"{path}: a symbolic link stands in the path of a shard; replace it by the file itself"
-            )
+    def _path_of(self, ref: FileRef) -> str:
+        """Where a shard lies. The folder of the store is a real path; every step below it is looked at."""
+        path = self.identity
+        for step in ref.path.split("/"):
+            path = f"{path}/{step}"
+            try:
+                is_link = stat.S_ISLNK(os.lstat(path).st_mode)
+            except OSError:
+                continue  # Opening it tells what is wrong.
+            if is_link:
+                raise ManifestError(
+                    f"{path}: a symbolic link stands in the path of a shard; replace it by the file itself"
+                )
         return path
 
     def local_file(self, ref: FileRef) -> Path:
@@ -172,20 +180,21 @@ class LocalBackend(Backend):
                 raise StoreExistsError(
                     f"{self.path}: the folder holds other files ({foreign[0]}); give an empty or new folder"
                 )
-        for folder in folders:
-            (self.path / folder).mkdir(parents=True, exist_ok=True)
-        fsync_directory(self.path)
-        fsync_directory(self.path.parent)
+        with self._write_errors():
+            for folder in folders:
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            fsync_directory(self.path)
+            fsync_directory(self.path.parent)
 
     def create(self, name: str, content: bytes) -> bool:
         self._check_writable()
         target = self.path / name
         staging = self.path / "staging"
         while True:
-            for folder in (target.parent, staging):
-                self._make_folder(folder)
             temporary = staging / f"{target.parent.name}-{secrets.token_hex(8)}.json"
-            with suppress(FileNotFoundError):  # gc removed it before it got its name.
+            with self._write_errors(), suppress(FileNotFoundError):  # gc removed it before it got its name.
+                for folder in (target.parent, staging):
+                    self._make_folder(folder)
                 return publish_exclusively(target, content, temporary)
 
     def hint_newest(self, snapshot_id: int) -> None:
@@ -195,7 +204,11 @@ class LocalBackend(Backend):
             temporary.replace(self.path / NEWEST)
 
     def remove(self, name: str) -> None:
-        (self.path / name).unlink()
+        path = self.path / name
+        if not os.path.lexists(path):
+            raise FileNotFoundError(name)
+        with self._write_errors():
+            path.unlink(missing_ok=True)
 
     def remove_unless_held(self, name: str, is_kept: Callable[[], bool]) -> bool:
         path = self.path / name
@@ -205,7 +218,8 @@ class LocalBackend(Backend):
             except OSError:
                 return False
             if not is_kept():
-                path.unlink()
+                with self._write_errors():
+                    path.unlink()
                 return True
         return False
 
@@ -221,10 +235,8 @@ class LocalBackend(Backend):
         return self._workspace(writer, has_scratch=False)
 
     def _workspace(self, writer: str, *, has_scratch: bool) -> Workspace | None:
-        try:
+        with self._write_errors():
             return self._workspaces.open(writer, has_scratch=has_scratch)
-        except OSError as error:
-            raise StorageError(f"{self.path}: the store cannot be written to: {error.strerror}") from error
 
     def _check_writable(self) -> bool:
         """Whether the store is on a network file system, on which writing has to be allowed."""
@@ -245,19 +257,24 @@ class LocalBackend(Backend):
 
     def install(self, source: Path, name: str) -> None:
         target = self.path / name
-        self._make_folder(target.parent)
-        if os.path.realpath(target.parent) != str(Path(self.identity, name).parent):
-            raise StorageError(
-                f"{target.parent}: a symbolic link stands in the path, and shards behind links are not read; "
-                "mount the disk there, or move the whole store"
-            )
-        source = self._workspaces.bring(source)
-        fsync_file(source)
-        source.rename(target)
+        with self._write_errors():
+            self._make_folder(target.parent)
+            if os.path.realpath(target.parent) != str(Path(self.identity, name).parent):
+                raise StorageError(
+                    f"{target.parent}: a symbolic link stands in the path, and shards behind links are not "
+                    "read; mount the disk there, or move the whole store"
+                )
+            source = self._workspaces.bring(source)
+            fsync_file(source)
+            source.rename(target)
 
     def flush(self, names: Iterable[str]) -> None:
-        for folder in {(self.path / name).parent for name in names}:
-            fsync_directory(folder)
+        with self._write_errors():
+            for folder in {(self.path / name).parent for name in names}:
+                fsync_directory(folder)
+
+    def _write_errors(self) -> AbstractContextManager[None]:
+        return write_errors(self.path / "staging")
 
     def _make_folder(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -270,7 +287,8 @@ class LocalBackend(Backend):
     def exclude_collection(self) -> Iterator[None]:
         """A lock on a folder, which a kill releases. Network folders may not have it."""
         self._check_writable()
-        fd = os.open(self.path / "snapshots", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with self._write_errors():
+            fd = os.open(self.path / "snapshots", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_EX)
