@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-slow lint bench clean
+.PHONY: help install demo test test-slow lint bench soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+%?:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,10 +44,13 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-numbers ## Every benchmark, into benchmarks/
+bench: bench-storage bench-ingest bench-numbers ## Every benchmark, into benchmarks/
 
 bench-%: $(STAMP) ## One benchmark, into benchmarks/NAME.json
 	$(BIN)/python -m tools.bench.$*
+
+soak: $(STAMP) ## Kill, fill and starve a store for an hour or so; the fast tests hold short forms
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak
 
 clean: ## Remove .venv, caches and builds; runs/ is kept
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
