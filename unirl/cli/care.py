@@ -86,7 +86,8 @@ def compact(
     before = opened.refresh().snapshot
     after = opened.compact(max_part_bytes=part_mb << 20)
     facts = {"snapshot": after.id, "parts_before": len(before.parts), "parts": len(after.parts)}
-    tell(facts, f"snapshot {after.id}: {len(before.parts)} parts became {len(after.parts)}", as_json)
+    made = f"snapshot {after.id}: {len(before.parts)} parts became {len(after.parts)}"
+    tell(facts, f"snapshot {after.id}: nothing to do" if after.id == before.id else made, as_json)
 
 
 def gc(
@@ -147,6 +148,6 @@ def _print_repair(report: RepairReport, *, dry_run: bool) -> None:
         typer.echo("nothing was written; run without --dry-run to repair")
     else:
         typer.echo(
-            f"snapshot {report.snapshot} is without {len(report.lost)} rows; {len(report.moved)} files and "
-            f"lost_keys.jsonl are in {report.folder}"
+            f"snapshot {report.snapshot} is published, {len(report.lost)} rows are lost; "
+            f"{len(report.moved)} files and lost_keys.jsonl are in {report.folder}"
         )

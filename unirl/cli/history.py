@@ -42,7 +42,9 @@ def log(store: StorePath, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table(*rows[0], box=None)
+    table = Table(box=None)
+    for name in rows[0]:
+        table.add_column(name, no_wrap=name not in ("tags", "message"), overflow="fold")
     for row in rows:
         table.add_row(*(escape(", ".join(v) if isinstance(v, list) else str(v)) for v in row.values()))
     Console(soft_wrap=True).print(table)

@@ -101,12 +101,13 @@ def test_repair_of_a_store_that_cannot_be_opened(store: FeatureStore) -> None:
     assert isinstance(call("verify", store.path).exception, StorageError)
     result = call("repair", store.path)
     assert result.exit_code == 0 and "snapshot 1 stands in for it" in result.output
-    assert "snapshot 3 is without 0 rows; 1 files" in result.output
+    assert "snapshot 3 is published, 0 rows are lost; 1 files" in result.output
     assert call("verify", store.path).exit_code == 0
 
 
 def test_compact_and_gc(store: FeatureStore) -> None:
     assert call("compact", store.path).output == "snapshot 3: 2 parts became 1\n"
+    assert call("compact", store.path).output == "snapshot 3: nothing to do\n"
     assert json.loads(call("compact", store.path, "--json").output)["parts"] == 1
     assert call("gc", store.path).output == "removed 0 files, 0 bytes\n"
     removed = json.loads(call("gc", store.path, "--keep-last", 1, "--grace-hours", 0, "--json").output)[

@@ -1,0 +1,100 @@
+"""`unirl quarantine`: what could not be used, and another try."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Final
+
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from datapipe import retry
+from datapipe.decode.sniff import sniff
+from storage import FeatureStore
+from unirl.cli.output import AsJson, StorePath
+from unirl.cli.signals import stop_on_signal
+
+__all__ = ["quarantine"]
+
+_MAX_NAME: Final = 80
+_COLUMNS: Final = ["key", "place", "reason"]
+
+
+def quarantine(
+    store: StorePath,
+    reason: Annotated[str | None, typer.Option(help="Only this reason code, such as truncated.")] = None,
+    try_again: Annotated[
+        bool, typer.Option("--retry", help="Read the sources of what is bad again; add what is good now.")
+    ] = False,
+    max_pixels: Annotated[
+        int | None, typer.Option(min=1, help="With --retry: a budget other than that of the ingest.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="With --retry: threads that read and decode.")] = 2,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the bytes that were kept to files in this folder.")
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="List what was settled since as well.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the samples that could not be used, with place and reason, and counts by reason."""
+    if try_again:
+        _retry(store, max_pixels, workers, is_quiet=as_json)
+    found = _of_reason(FeatureStore.open(store).quarantined(with_resolved=show_all), reason)
+    if save is not None:
+        num_saved = _save(found, save)
+        typer.echo(f"{num_saved} files written to {save}", err=as_json)
+    if as_json:
+        typer.echo(json.dumps(found.select(_COLUMNS).to_pylist(), indent=2, ensure_ascii=False))
+    else:
+        _print(found)
+
+
+def _retry(store: Path, max_pixels: int | None, workers: int, *, is_quiet: bool) -> None:
+    with stop_on_signal() as should_stop:
+        reports = retry(
+            store, max_pixels=max_pixels, workers=workers, progress=not is_quiet, should_stop=should_stop
+        )
+    num_added, num_bad = sum(each.num_added for each in reports), sum(each.num_bad for each in reports)
+    typer.echo(f"{num_added} added, {num_bad} bad still", err=is_quiet)
+
+
+def _of_reason(table: pa.Table, reason: str | None) -> pa.Table:
+    if reason is None:
+        return table
+    keep = [_code(text) == reason for text in table.column("reason").to_pylist()]
+    return table.filter(pa.array(keep, pa.bool_()))
+
+
+def _save(table: pa.Table, folder: Path) -> int:
+    """Write one file for each record with bytes. Names are made here, so that none leaves the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    num_saved = 0
+    for at, (key, data) in enumerate(zip(table.column("key").to_pylist(), table.column("data").to_pylist())):
+        if data:
+            plain = "".join(char if char.isalnum() or char in "-_" else "_" for char in key)[-_MAX_NAME:]
+            kind = sniff(data)
+            suffix = kind if kind is not None and kind.isalnum() else "bin"
+            (folder / f"{at:06d}-{plain}.{suffix}").write_bytes(data)
+            num_saved += 1
+    return num_saved
+
+
+def _print(table: pa.Table) -> None:
+    shown = Table(*_COLUMNS)
+    for row in table.select(_COLUMNS).to_pylist():
+        shown.add_row(*(escape(str(row[name])) for name in _COLUMNS))
+    console = Console()
+    console.print(shown)
+    counts = Counter(_code(text) for text in table.column("reason").to_pylist())
+    for code, count in counts.most_common():
+        typer.echo(f"{count:8d} {code}")
+    typer.echo(f"{table.num_rows:8d} in all")
+
+
+def _code(reason: str) -> str:
+    return reason.partition(":")[0]
