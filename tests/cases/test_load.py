@@ -18,6 +18,7 @@ from PIL import Image
 
 from datapipe import Loader
 from storage import FeatureStore, View
+from tools.bench.storage_large import large_key, make_large_store
 
 
 def make_view(path: Path, num_rows: int) -> View:
@@ -233,3 +234,24 @@ def test_load_08_a_bad_picture_is_named_and_leaves_no_thread(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"sample 'broken' \(row 1\): truncated"):
         next(iter(loader))
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("datapipe")]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "part_rows", "most_bytes"),
+    [
+        pytest.param(1_000_000, 250_000, 20 << 20, id="a merged index"),
+        pytest.param(10_000_000, 1_000_000, 200 << 20, id="mapped indexes", marks=pytest.mark.slow),
+    ],
+)
+def test_load_01_a_large_index_is_shared_by_forked_workers(
+    tmp_path: Path, num_rows: int, part_rows: int, most_bytes: int
+) -> None:
+    """Workers read keys of random rows and find keys; pages of the mapped tables are the system's."""
+    store = make_large_store(tmp_path / "store", num_rows, part_rows)
+    assert len(store) == num_rows
+    assert store.row(large_key(num_rows - 1)) == num_rows - 1
+    command = [sys.executable, "-m", "tools.bench.storage_libraries.large_index", str(store.path)]
+    root = Path(__file__).parents[2]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout)
+    assert found["bytes"] < most_bytes
+    assert len(found["worker_bytes"]) == 4 and max(found["worker_bytes"]) < 50 << 20
