@@ -45,6 +45,12 @@ class LocalBackend(Backend):
                 environment variable UNIRL_ALLOW_NETWORK_FS.
         """
         self.path = Path(path).absolute()
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise StorageError(
+                f"{str(self.path)!r}: the path is not UTF-8, which SQL needs to name files; rename the folder"
+            ) from None
         self.url = str(self.path)
         self.identity = os.path.realpath(self.path)
         self.read_only = False
@@ -258,12 +264,12 @@ class LocalBackend(Backend):
     def install(self, source: Path, name: str) -> None:
         target = self.path / name
         with self._write_errors():
-            self._make_folder(target.parent)
             if os.path.realpath(target.parent) != str(Path(self.identity, name).parent):
                 raise StorageError(
                     f"{target.parent}: a symbolic link stands in the path, and shards behind links are not "
                     "read; mount the disk there, or move the whole store"
                 )
+            self._make_folder(target.parent)
             source = self._workspaces.bring(source)
             fsync_file(source)
             source.rename(target)
@@ -327,6 +333,11 @@ class LocalBackend(Backend):
 
 
 def _stores_in(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return [entry.name for entry in folder.iterdir() if any((entry / "snapshots").glob("*.json"))]
+    """The stores of a folder, as far as this user may look."""
+    found = []
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            with suppress(OSError):
+                if any((entry / "snapshots").glob("*.json")):
+                    found.append(entry.name)
+    return found
