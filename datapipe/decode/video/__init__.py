@@ -8,6 +8,7 @@ from datapipe.decode.video.packages import MissingExtraError
 from datapipe.decode.video.reader import Backend, VideoReader
 from datapipe.decode.video.scan import DEFAULT_MAX_DAMAGED, scan_video
 from datapipe.decode.video.source import VideoSource
+from datapipe.decode.video.thumbnail import video_thumbnail
 
 __all__ = [
     "DEFAULT_MAX_DAMAGED",
@@ -20,4 +21,5 @@ __all__ = [
     "VideoSource",
     "scan_video",
     "sniff_container",
+    "video_thumbnail",
 ]

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
+from datapipe.decode.video.boxes import boxes_of_file
 from datapipe.errors import DecodeError
 
 __all__ = ["Container", "check_structure", "declared_codec", "sniff_container"]
@@ -94,19 +95,10 @@ def check_structure(file: BinaryIO, size: int, container: Container) -> None:
 
 def _check_boxes(file: BinaryIO, size: int) -> None:
     offset, names, last = 0, [], "the first box"
-    while offset + 8 <= size:
-        file.seek(offset)
-        head = file.read(16)
-        length, name = int.from_bytes(head[:4], "big"), head[4:8]
-        if length == 1:
-            length = int.from_bytes(head[8:16], "big")
-        elif length == 0:
-            length = size - offset
-        if length < 8:
-            break  # garbage after the boxes
+    for name, _, end in boxes_of_file(file, size):
         names.append(name)
         last = f"box {name.decode('latin-1')!r} at byte {offset}"
-        offset += length
+        offset = end
     if b"moov" not in names:
         held = " ".join(name.decode("latin-1") for name in names[:6])
         cut = f", and {last} ends {offset - size} bytes after the file" if offset > size else ""

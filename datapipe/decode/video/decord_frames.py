@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from datapipe.decode.video.frame_index import FrameIndex
 from datapipe.decode.video.info import StreamFacts
+from datapipe.decode.video.orientation import UPRIGHT, Orientation
 from datapipe.decode.video.packages import import_decord
 from datapipe.decode.video.pyav_frames import FrameLostError
 from datapipe.decode.video.source import VideoSource
@@ -21,10 +22,11 @@ __all__ = ["DecordFrames", "decord_fault"]
 _RIGHT_CONTAINERS: Final = frozenset({"mp4", "mov", "mkv", "webm"})
 _RIGHT_CODECS: Final = frozenset({"h264", "hevc", "vp9", "av1", "mpeg4", "mjpeg"})
 _RIGHT_PIXELS: Final = frozenset({"yuv420p", "yuvj420p", "yuv422p", "yuv444p"})
+_MAX_AHEAD_BYTES: Final = 2**29
 _CHUNK_FRAMES: Final = 16
 
 
-def decord_fault(facts: StreamFacts, index: FrameIndex) -> str | None:
+def decord_fault(facts: StreamFacts, index: FrameIndex, orientation: Orientation) -> str | None:
     """Why decord would give other frames or other colours than a sequential read; None where it is right.
 
     Each rule stands for a file on which its answers were found wrong.
@@ -35,10 +37,14 @@ def decord_fault(facts: StreamFacts, index: FrameIndex) -> str | None:
         return f"codec {facts.codec} is not among those checked"
     if facts.pixel_format not in _RIGHT_PIXELS:
         return f"pixel format {facts.pixel_format}: its colours differ"
+    if orientation != UPRIGHT:
+        return "the picture has to be turned, which it fails at or does in part"
     if index.has_edits:
         return "an edit list leaves frames out, which it counts"
     if index.has_open_groups:
         return "some frames reach across key frames, and it starts at any of them"
+    if 3 * facts.stored_width * facts.stored_height * len(index) > _MAX_AHEAD_BYTES:
+        return "it decodes ahead without bound, and all frames would not fit into 512 MiB"
     if not index.can_seek:
         return "times of packets do not name the frames"
     return None

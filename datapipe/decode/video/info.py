@@ -17,6 +17,8 @@ class StreamFacts:
 
     codec: str  # FFmpeg's name of the coding: "h264", "hevc", "vp9", "av1", "mpeg4", ...
     container: str  # "mp4", "mov", "mkv", "webm", "avi", "mpegts", "mpegps", "ogg", "flv", "asf"
+    stored_width: int  # pixels, before any turn
+    stored_height: int  # pixels, before any turn
     pixel_format: str  # FFmpeg's name, such as "yuv420p10le"
     header_frames: int  # count that the header claims; 0 when it claims none
     header_fps: float  # rate that the header claims; 0.0 when it claims none
@@ -45,7 +47,7 @@ class VideoInfo:
     num_leading: int  # frames stored after a key frame and shown before it
     can_seek: bool  # decoding may start at `entry_pts`, with the same frames as from the start
     entry_pts: NDArray[np.int64]  # (E,), presentation times of the frames where decoding may start
-    notes: tuple[str, ...]  # "header_count_wrong", "edit_list", "size_changes", "leading_frames_lost", ...
+    notes: tuple[str, ...]  # "header_count_wrong", "edit_list", "times_repaired", "size_changes", ...
 
     @property
     def frames(self) -> int:

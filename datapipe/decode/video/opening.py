@@ -29,6 +29,7 @@ class OpenVideo:
     """An open file. Close it, or use it as a context manager."""
 
     file: BinaryIO
+    size_bytes: int
     container: InputContainer
     stream: VideoStream
     facts: StreamFacts
@@ -84,7 +85,7 @@ def open_video(
     except DecodeError:
         file.close()
         raise
-    return OpenVideo(file=file, container=container, stream=stream, facts=facts)
+    return OpenVideo(file=file, size_bytes=size, container=container, stream=stream, facts=facts)
 
 
 def _tell_container(file: BinaryIO, size: int) -> Container:
@@ -113,7 +114,8 @@ def _choose_stream(container: InputContainer) -> VideoStream:
     aside = Disposition.attached_pic | Disposition.timed_thumbnails | Disposition.still_image
     streams = [stream for stream in container.streams.video if not stream.disposition & aside]
     if not streams:
-        found = ", ".join(sorted(stream.type for stream in container.streams)) or "none"
+        kinds = ("cover picture" if stream.type == "video" else stream.type for stream in container.streams)
+        found = ", ".join(sorted(kinds)) or "none"
         raise DecodeError("no_video_stream", f"the file has no pictures; its streams are: {found}")
     return next((stream for stream in streams if stream.disposition & Disposition.default), streams[0])
 
@@ -131,6 +133,8 @@ def _facts(stream: VideoStream, container: InputContainer, kind: Container, file
     return StreamFacts(
         codec=codec.codec.canonical_name,
         container=kind.name,
+        stored_width=codec.width,
+        stored_height=codec.height,
         pixel_format=codec.pix_fmt or "unknown",
         header_frames=stream.frames,
         header_fps=float(stream.average_rate or 0),

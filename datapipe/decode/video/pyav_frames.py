@@ -59,6 +59,7 @@ class PyavFrames:
         # Pictures that no other one refers to need not be decoded on the way (H.264, nal_ref_idc 0). With
         # several threads a decoder has begun packets before the choice is made.
         self._can_skip = video.facts.codec == "h264" and num_threads == 1
+        self._is_skipping = False
         self._packets: Iterator[Packet] | None = None
         self._waiting: deque[VideoFrame] = deque()
         self._last_pts: int | None = None
@@ -115,7 +116,7 @@ class PyavFrames:
     def _rewind(self) -> None:
         self._video.close()
         self._video = self._reopen()
-        self._packets, self._linear, self._next_position = None, None, 0
+        self._packets, self._linear, self._next_position, self._is_skipping = None, None, 0, False
         self._waiting.clear()
         self._last_pts, self._newest_entry = None, -1
 
@@ -179,19 +180,20 @@ class PyavFrames:
             if packet is None:
                 self._packets = None
             elif packet.pts is not None:
-                self._note_entry(packet)
+                if packet.is_keyframe:
+                    self._newest_entry = max(self._newest_entry, self._index.entry_before(packet.pts))
                 if self._can_skip:
-                    is_passed_over = packet.pts <= last_wanted and packet.pts not in wanted
-                    decoder.skip_frame = "NONREF" if is_passed_over else "DEFAULT"
+                    self._skip_unreferred(packet.pts <= last_wanted and packet.pts not in wanted)
             found = decoder.decode(packet)
         except self._error as error:
             raise FrameLostError(str(error)) from error
         self.num_decoded += len(found)
         self._waiting.extend(found)
 
-    def _note_entry(self, packet: Packet) -> None:
-        if packet.is_keyframe and packet.pts is not None:
-            self._newest_entry = max(self._newest_entry, self._index.entry_before(packet.pts))
+    def _skip_unreferred(self, on: bool) -> None:
+        if on != self._is_skipping:
+            self._video.stream.codec_context.skip_frame = "NONREF" if on else "DEFAULT"
+            self._is_skipping = on
 
 
 def _chain(first: Packet, rest: Iterator[Packet]) -> Iterator[Packet]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -15,7 +16,7 @@ from datapipe.decode.image import DEFAULT_MAX_PIXELS
 from datapipe.decode.video.decord_frames import DecordFrames, decord_fault
 from datapipe.decode.video.frame_index import FrameIndex, index_from_packets
 from datapipe.decode.video.info import VideoInfo
-from datapipe.decode.video.opening import OpenVideo, open_video
+from datapipe.decode.video.opening import open_video
 from datapipe.decode.video.orientation import UPRIGHT, Orientation
 from datapipe.decode.video.pyav_frames import FrameLostError, PyavFrames
 from datapipe.decode.video.scan import decoded_frames, orientation_of, scan_video
@@ -74,7 +75,9 @@ class VideoReader:
         self._num_threads = num_threads
         self._max_pixels = max_pixels
         self._frames: PyavFrames | DecordFrames
-        video = open_video(source, num_threads=num_threads, max_pixels=max_pixels)
+        # Not a method: a cycle would keep closed decoders in memory until the next collection.
+        self._open = partial(open_video, source, num_threads=num_threads, max_pixels=max_pixels)
+        video = self._open()
         self._facts = video.facts
         self._info = info
         self._orientation: Orientation | None = None
@@ -182,9 +185,6 @@ class VideoReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> OpenVideo:
-        return open_video(self._source, num_threads=self._num_threads, max_pixels=self._max_pixels)
-
     def _read(self, positions: list[int]) -> NDArray[np.uint8]:
         before = self.num_decoded
         places: dict[int, list[int]] = {}
@@ -220,7 +220,7 @@ class VideoReader:
         return int(position)
 
     def _try_decord(self) -> None:
-        if decord_fault(self._facts, self._index) is not None:
+        if decord_fault(self._facts, self._index, self._upright()) is not None:
             return
         try:
             frames = DecordFrames(self._source, self._index, num_threads=self._num_threads)

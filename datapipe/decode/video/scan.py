@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
-from datapipe.decode.video.info import VideoInfo
+from datapipe.decode.video.boxes import claimed_samples
+from datapipe.decode.video.info import StreamFacts, VideoInfo
 from datapipe.decode.video.opening import OpenVideo, open_video
 from datapipe.decode.video.orientation import UPRIGHT, Orientation, parse_display_matrix
 from datapipe.decode.video.packages import import_av
@@ -147,7 +147,7 @@ class _Tally:
 
 
 def _summary(video: OpenVideo, log: PacketLog, tally: _Tally) -> VideoInfo:
-    facts = video.facts
+    facts = _with_claimed_count(video)
     if tally.size is None:
         raise DecodeError(
             "corrupt", f"none of {log.num_packets} packets of {facts.codec} could be decoded to a frame"
@@ -160,8 +160,11 @@ def _summary(video: OpenVideo, log: PacketLog, tally: _Tally) -> VideoInfo:
     else:
         zero = 0
     entries = log.entry_pts - zero
-    lost = _lost_packets(log, pts + zero, tally) if facts.codec in _ONE_PICTURE else []
+    are_packets_frames = log.is_indexable and not are_times_made_up and facts.codec in _ONE_PICTURE
+    lost = _lost_packets(log, pts + zero) if are_packets_frames else _known(tally.lost)
     damaged = _spread(pts, entries, tally.damaged, [time - zero for time in lost])
+    ends_early = _missing_at_end(video, pts, zero)
+    damaged = min(damaged + ends_early, len(pts))
     is_reordered = facts.container in _WITHOUT_PRESENTATION_TIMES and video.stream.codec_context.has_b_frames
     is_plain = log.is_indexable and not are_times_made_up and not is_reordered and damaged == 0 and not lost
     width, height = tally.size[::-1] if tally.orientation.swaps_axes else tally.size
@@ -186,8 +189,15 @@ def _summary(video: OpenVideo, log: PacketLog, tally: _Tally) -> VideoInfo:
         num_leading=log.num_leading,
         can_seek=is_plain and len(pts) == log.num_packets,
         entry_pts=entries,
-        notes=_notes(log, tally, len(pts), facts.header_frames, are_times_made_up),
+        notes=_notes(log, tally, len(pts), facts.header_frames, are_times_made_up, ends_early > 0),
     )
+
+
+def _with_claimed_count(video: OpenVideo) -> StreamFacts:
+    if video.facts.container not in ("mp4", "mov"):
+        return video.facts
+    claimed = claimed_samples(video.file, video.size_bytes)
+    return replace(video.facts, header_frames=claimed or video.facts.header_frames)
 
 
 def _header_step(fps: float, time_base: Fraction) -> int:
@@ -195,25 +205,30 @@ def _header_step(fps: float, time_base: Fraction) -> int:
 
 
 def _increasing(times: list[int | None], step: int) -> tuple[NDArray[np.int64], bool]:
-    """Times as they are when each is later than the one before, else an even grid."""
-    known = [time for time in times if time is not None]
-    if len(known) == len(times) and all(left < right for left, right in pairwise(known)):
-        return np.array(known, dtype=np.int64), False
-    start = known[0] if known else 0
-    return start + step * np.arange(len(times), dtype=np.int64), True
+    """Times as they are when each is later than the one before. The few that are not, as where two pieces
+    of an edit list meet, are put one tick after it; many of them, or missing ones, give an even grid."""
+    order = np.arange(len(times), dtype=np.int64)
+    known = np.array([time for time in times if time is not None], dtype=np.int64)
+    if len(known) == len(times):
+        num_wrong = int((np.diff(known) <= 0).sum())
+        if num_wrong <= len(times) // 10:
+            return np.maximum.accumulate(known - order) + order, num_wrong > 0
+    start = int(known[0]) if len(known) else 0
+    return start + step * order, True
 
 
-def _lost_packets(log: PacketLog, pts: NDArray[np.int64], tally: _Tally) -> list[int]:
+def _known(times: list[int | None]) -> list[int]:
+    return [time for time in times if time is not None]
+
+
+def _lost_packets(log: PacketLog, pts: NDArray[np.int64]) -> list[int]:
     """Times of packets that gave no frame. Those before the first frame, and one at the very end, which
     is how a count one too high in the header looks, are no damage to the frames that are there."""
-    if not log.is_indexable:
-        return [time for time in tally.lost if time is not None]
     missing = np.setdiff1d(log.pts, pts)
     missing = missing[missing > pts[0]]
-    after = missing[missing > pts[-1]]
-    if len(after) == 1:
+    if (missing > pts[-1]).sum() == 1:
         missing = missing[:-1]
-    return [int(time) for time in missing]
+    return _known(missing.tolist())
 
 
 def _spread(pts: NDArray[np.int64], entries: NDArray[np.int64], damaged: list[int], lost: list[int]) -> int:
@@ -230,6 +245,28 @@ def _spread(pts: NDArray[np.int64], entries: NDArray[np.int64], damaged: list[in
     return int(bad.sum()) + missing_at_end
 
 
+def _missing_at_end(video: OpenVideo, pts: NDArray[np.int64], zero: int) -> int:
+    """Frames that the declared length of a Matroska track has room for after the last one. Its readers
+    pass over damaged clusters in silence."""
+    if video.facts.container not in ("mkv", "webm") or len(pts) < 2:
+        return 0
+    declared = _declared_s(video)
+    mean_s = float((pts[-1] - pts[0]) * video.facts.time_base) / (len(pts) - 1)
+    end_s = float((pts[-1] + zero) * video.facts.time_base) + mean_s
+    missing = int((declared - end_s) / mean_s + 0.5)
+    return missing if missing > max(1, len(pts) // 50) else 0
+
+
+def _declared_s(video: OpenVideo) -> float:
+    text = video.stream.metadata.get("DURATION", "")
+    try:
+        hours, minutes, seconds = text.split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    except ValueError:
+        is_alone = len(video.container.streams) == 1
+        return (video.container.duration or 0) / 1e6 if is_alone else 0.0
+
+
 def _is_uneven(pts: NDArray[np.int64], mean_step: float) -> bool:
     """Whether some frame lies off the even grid by more than its rounding and a tenth of a step."""
     grid = pts[0] + mean_step * np.arange(len(pts))
@@ -237,14 +274,20 @@ def _is_uneven(pts: NDArray[np.int64], mean_step: float) -> bool:
 
 
 def _notes(
-    log: PacketLog, tally: _Tally, num_frames: int, header_frames: int, are_times_made_up: bool
+    log: PacketLog,
+    tally: _Tally,
+    num_frames: int,
+    header_frames: int,
+    are_times_made_up: bool,
+    ends_early: bool,
 ) -> tuple[str, ...]:
     conditions = (
         ("header_count_missing", header_frames == 0),
-        ("header_count_wrong", header_frames not in (0, num_frames + log.num_discarded)),
+        ("header_count_wrong", log.num_discarded == 0 and header_frames not in (0, num_frames)),
         ("edit_list", log.num_discarded > 0),
         ("size_changes", tally.has_size_changes),
         ("times_repaired", are_times_made_up),
+        ("ends_early", ends_early),
         ("packets_without_frame", log.num_packets > num_frames),
     )
     return tuple(name for name, holds in conditions if holds)
