@@ -78,6 +78,7 @@ def _expire(backend: Backend, before: float, keep_last: int) -> list[StoredFile]
         if backend.remove_unless_held(file.path, partial(_is_tagged, backend, number)):
             removed.append(file)
     backend.flush(files)
+    backend.hint_newest(list_snapshot_ids(backend)[-1])
     return removed
 
 

@@ -10,14 +10,15 @@ import numpy as np
 import xxhash
 
 from storage.backends.base import Backend
-from storage.errors import ManifestError, StorageError
+from storage.errors import ManifestError, SnapshotNotFoundError, StorageError, StoreNotFoundError
+from storage.handle import unknown_name
 from storage.leases import hold_snapshot
 from storage.manifest import FILE_NAME, Snapshot
 from storage.rows import RowMap
 from storage.shards import ReaderPool
-from storage.snapshots import list_snapshot_ids, read_snapshot
+from storage.snapshots import read_snapshot
 
-__all__ = ["SnapshotDiff", "diff_snapshots", "list_tags", "read_log", "remove_tag", "write_tag"]
+__all__ = ["SnapshotDiff", "diff_snapshots", "find_tag", "list_tags", "read_log", "remove_tag", "write_tag"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,10 @@ def diff_snapshots(pool: ReaderPool, old: Snapshot, new: Snapshot) -> SnapshotDi
 
 def read_log(backend: Backend, newest: Snapshot) -> list[Snapshot]:
     """A snapshot and those it was made from, newest first, as far back as they are kept."""
-    kept = set(list_snapshot_ids(backend))
     log = [newest]
-    while log[-1].parent is not None and log[-1].parent in kept:
-        log.append(read_snapshot(backend, log[-1].parent))
+    with contextlib.suppress(SnapshotNotFoundError, StoreNotFoundError):
+        while log[-1].parent is not None:
+            log.append(read_snapshot(backend, log[-1].parent))
     return log
 
 
@@ -79,6 +80,18 @@ def write_tag(backend: Backend, name: str, snapshot_id: int) -> None:
             f"{backend.url}: there is a tag {name!r} already; remove it first, or use another name"
         )
     del lease
+
+
+def find_tag(backend: Backend, name: str) -> int:
+    """The number of the snapshot of a tag.
+
+    Raises:
+        SnapshotNotFoundError: If there is no such tag; names the nearest.
+    """
+    if FILE_NAME.fullmatch(name):
+        with contextlib.suppress(FileNotFoundError):
+            return _tagged(name, backend.read(f"tags/{name}.json"), backend.place(f"tags/{name}.json"))
+    raise SnapshotNotFoundError(unknown_name("tag", name, list(list_tags(backend)), backend.url))
 
 
 def list_tags(backend: Backend) -> dict[str, int]:

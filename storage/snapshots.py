@@ -171,6 +171,7 @@ def publish(backend: Backend, build: Callable[[Snapshot], Snapshot]) -> Snapshot
 def _publish_file(backend: Backend, snapshot: Snapshot) -> bool:
     if not backend.create(snapshot_name(snapshot.id), encode_snapshot(snapshot)):
         return False
+    backend.hint_newest(snapshot.id)
     with contextlib.suppress(FileNotFoundError):
         _remember(_version(backend, snapshot.id), snapshot)
     return True

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Self
 
-from storage.errors import SnapshotNotFoundError
-from storage.handle import StoreHandle, unknown_name
-from storage.history import SnapshotDiff, diff_snapshots, list_tags, read_log, remove_tag, write_tag
+from storage.handle import StoreHandle
+from storage.history import SnapshotDiff, diff_snapshots, find_tag, list_tags, read_log, remove_tag, write_tag
 from storage.manifest import Snapshot
 from storage.snapshots import hold_newest, list_snapshot_ids, publish, read_snapshot
 
@@ -31,12 +30,8 @@ class Versions(StoreHandle):
         Raises:
             SnapshotNotFoundError: If there is none.
         """
-        if isinstance(snapshot, str):
-            tags = self.tags()
-            if snapshot not in tags:
-                raise SnapshotNotFoundError(unknown_name("tag", snapshot, list(tags), self.url))
-            snapshot = tags[snapshot]
-        found = read_snapshot(self.backend, snapshot)
+        number = find_tag(self.backend, snapshot) if isinstance(snapshot, str) else snapshot
+        found = read_snapshot(self.backend, number)
         return type(self)(self.backend, found, self.policy, self.counters, self._pool.narrowed(found.parts))
 
     def tag(self, name: str, snapshot: int | None = None) -> None:
