@@ -17,6 +17,7 @@ import lmdb
 import numpy as np
 import xxhash
 
+from storage.disk import write_error
 from storage.errors import CorruptionError, DuplicateKeyError, StorageError
 from storage.files import start_writing
 from storage.keys import NO_BLOB, lmdb_key
@@ -95,7 +96,7 @@ class BlobWriter:
                 size = self._env.info()["map_size"]
                 self._env.set_mapsize(max(2 * size, size + 2 * self._batch_bytes))
             except lmdb.Error as error:
-                raise StorageError(f"{self.path}: the blobs cannot be written: {error}") from error
+                raise write_error(self.path.parent, error) from error
             else:
                 self._batch = []
                 self._batch_bytes = 0

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
+
 from storage.errors import StorageError, StorageFullError
 
 __all__ = ["require_space", "write_error", "write_errors"]
@@ -22,19 +24,27 @@ def write_errors(folder: Path) -> Iterator[None]:
         yield
     except StorageError:
         raise
-    except OSError as error:
+    except (OSError, lmdb.Error) as error:
         raise write_error(folder, error) from error
 
 
-def write_error(folder: Path, error: OSError) -> StorageError:
-    """The error of the store that stands for one of the system, met while `folder` was written to."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno not in _FULL:
+def write_error(folder: Path, error: Exception) -> StorageError:
+    """The error of the store for one of the system or of LMDB, met while `folder` was written to."""
+    number = _error_number(error)
+    reason = os.strerror(number) if number > 0 else str(error)
+    if number not in _FULL:
         return StorageError(
             f"{folder}: the store cannot be written to: {reason}; check that this user may write there and "
             "that the disk is not mounted read-only"
         )
     return _full(folder, reason, f"{_bytes_below(folder)} bytes were written before it was full")
+
+
+def _error_number(error: Exception) -> int:
+    """LMDB reports a write that was cut short, as on a full disk, as an error of input and output."""
+    if not isinstance(error, lmdb.Error):
+        return getattr(error, "errno", None) or 0
+    return errno.ENOSPC if isinstance(error, lmdb.DiskError) or error.code == errno.EIO else error.code
 
 
 def require_space(folder: Path, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ workers.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from array import array
@@ -169,7 +170,8 @@ class KeyTableWriter:
 
     def close(self) -> None:
         """Drop the spooled key text."""
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()  # What was not written yet is not wanted; the disk may be full.
         self._spool.unlink(missing_ok=True)
 
 

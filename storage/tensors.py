@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 
@@ -121,7 +122,8 @@ class TensorSpool:
 
     def close(self) -> None:
         """Drop the spooled rows."""
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()  # What was not written yet is not wanted; the disk may be full.
         self._spool.unlink(missing_ok=True)
 
 
