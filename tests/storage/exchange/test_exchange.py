@@ -52,6 +52,7 @@ def rows() -> list[dict]:
                 },
                 "caption": None if i == 1 else "" if i == 2 else f"caption {i}\0 é\n",
                 "big": (1 << 62) + i if i % 3 else -(1 << 63),
+                "id64": (1 << 64) - 1 - i,
                 "code": "007",
                 "day": "2020-01-01",
                 "score": 1.0 if i else None,
