@@ -5,13 +5,9 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from datapipe.errors import DataError
+from datapipe.errors import MissingExtraError
 
-__all__ = ["MissingExtraError", "import_av", "import_decord"]
-
-
-class MissingExtraError(DataError, ImportError):
-    """A package of the `video` extra is not installed."""
+__all__ = ["import_av", "import_decord"]
 
 
 def import_av() -> ModuleType:
