@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import simplejpeg  # type: ignore[import-untyped]
+import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
