@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from storage.disk import write_errors
 from storage.errors import CommitConflictError, TensorColumnError
 from storage.feature_journal import FeatureJournal, open_journal
 from storage.feature_values import Values, collect_values, compute_values
@@ -103,7 +104,8 @@ def _publish(
     for _ in range(_MAX_ATTEMPTS):
         staging = Staging(store.backend)
         try:
-            files = _seal_parts(store, rows, journal.log, staging, request)
+            with write_errors(staging.path):
+                files = _seal_parts(store, rows, journal.log, staging, request)
             staging.flush()
             base = {part.id: part for part in store.snapshot.parts if part.id in files}
             return publish(store.backend, lambda newest: _with_column(newest, base, files, request))  # noqa: B023

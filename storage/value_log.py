@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from storage.disk import write_errors
 from storage.manifest import TensorSpec
 
 __all__ = ["ValueLog"]
@@ -27,9 +29,11 @@ class ValueLog:
         self._row_bytes = spec.row_bytes
         self._rows: list[np.ndarray] = []
         self._offsets: list[np.ndarray] = []
-        self._file = path.open("ab+", buffering=1 << 20)
+        self._folder = path.parent
         self._end = 0
-        self._recover(path.stat().st_size)
+        with write_errors(self._folder):
+            self._file = path.open("ab+", buffering=1 << 20)
+            self._recover(path.stat().st_size)
 
     def __len__(self) -> int:
         """Rows that were logged, with a value or without."""
@@ -48,9 +52,10 @@ class ValueLog:
         digest = xxhash.xxh3_128()
         for piece in pieces:
             digest.update(piece)
-        for piece in (_HEADER.pack(len(rows), count, digest.digest()), *pieces):
-            self._file.write(piece)
-        self._file.flush()
+        with write_errors(self._folder):
+            for piece in (_HEADER.pack(len(rows), count, digest.digest()), *pieces):
+                self._file.write(piece)
+            self._file.flush()
         self._note(rows, has)
 
     def _note(self, rows: np.ndarray, has: np.ndarray) -> None:
@@ -97,5 +102,6 @@ class ValueLog:
                 yield self._file.read(len(run) * self._row_bytes)
 
     def close(self) -> None:
-        """Close the file, which stays."""
-        self._file.close()
+        """Close the file, which stays; a record that the disk had no room for counts for nothing."""
+        with contextlib.suppress(OSError):
+            self._file.close()
