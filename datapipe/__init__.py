@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from datapipe.errors import DataError, DecodeError, LoaderError, SampleError, SourceError
 from datapipe.ingest import ingest
 from datapipe.report import BadFractionError, IngestReport
+from datapipe.retry import retry
 
 if TYPE_CHECKING:
     from datapipe.collate import Batch
@@ -28,6 +29,7 @@ __all__ = [
     "SampleError",
     "SourceError",
     "ingest",
+    "retry",
 ]
 
 _WITH_TORCH = frozenset({"Batch", "ImageField", "Loader"})

@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
 from datapipe.errors import DataError, SourceError
+from datapipe.ingest_requests import remember_request
 from datapipe.ingest_run import DuplicatePolicy, IngestRun
 from datapipe.judge import INDEX_KINDS, Judge
 from datapipe.media_rules import (
@@ -122,6 +123,22 @@ def ingest(
         encoding=None if reencode is None else parse_encoding(reencode),
         tensors=tuple(parse_tensor(text) for text in tensors),
     )
+    asked: dict[str, object] = {
+        "format": format,
+        "column_map": dict(column_map or {}),
+        "optional": sorted(optional),
+        "required": sorted(required),
+        "key_prefix": key_prefix,
+        "split_dot": split_dot,
+        "max_pixels": max_pixels,
+        "background": background if isinstance(background, str) else list(background),
+        "frames": frames,
+        "duplicates": duplicates,
+        "trust": trust,
+        "resize": resize,
+        "reencode": reencode,
+        "tensors": list(tensors),
+    }
     started = time.monotonic()
     specs = [source] if isinstance(source, str | Path) else list(source)
     fields = FieldMap(mapping=dict(column_map or {}))
@@ -145,10 +162,10 @@ def ingest(
     for opened in unread:
         opened.observe_columns(kinds)
     kinds.fit_store({} if target is None else target.columns)
+    _check_required(required, kinds.names() | (set() if target is None else target.columns.keys()))
     if dry_run is None and (target is None or journal is None):
         target = FeatureStore.create(store, exist_ok=True)
         journal = SourceJournal(target, chosen)
-    _check_required(required, kinds.names() | (set() if target is None else target.columns.keys()))
     judge = Judge(kinds=kinds, optional=frozenset(optional), required=frozenset(required), media=rules)
     run: IngestRun | RayRun
     if engine == "ray" and dry_run is None:
@@ -181,6 +198,7 @@ def ingest(
     )
     if num_commits and target is not None:
         report.write(target.path / "reports")
+        remember_request(target, specs, asked)
     if report.is_over_budget:
         raise BadFractionError(report)
     return report

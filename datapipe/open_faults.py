@@ -33,6 +33,15 @@ class OpenFaults:
         self._met.add(place)
         return reason in self._reasons.get(place, ())
 
+    @property
+    def places(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self._reasons)
+
+    def has(self, source: Source) -> bool:
+        """Whether a source has any of them."""
+        return any(_is_of(source, place) for place in self._reasons)
+
     def settled_by(self, source: Source) -> list[str]:
         """Places of a source that was read to its end, where nothing bad was met any more."""
         return [place for place in self._reasons if place not in self._met and _is_of(source, place)]

@@ -19,7 +19,7 @@ from datapipe.sources.forward import ForwardFile
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["RemotePath", "SourcePath", "is_url", "open_url"]
+__all__ = ["RemotePath", "SourcePath", "is_url", "open_url", "shown_url"]
 
 _URL: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+)://")
 _USER: Final = re.compile(r"://[^/@]*@")
@@ -67,12 +67,7 @@ class RemotePath:
         return self._at(f"{self._bare().rstrip('/')}/{relative}")
 
     def __str__(self) -> str:
-        url = _USER.sub("://", str(self.fs.unstrip_protocol(self.path)))
-        if not self._is_http:
-            return url
-        head, mark, query = url.partition("?")
-        shown = [(name, value) for name, value in parse_qsl(query) if not _SECRET.search(name)]
-        return head + mark + urlencode(shown) if shown else head
+        return shown_url(str(self.fs.unstrip_protocol(self.path)))
 
     def as_posix(self) -> str:
         return str(self)
@@ -148,6 +143,16 @@ class RemotePath:
 
 
 SourcePath = Path | RemotePath
+
+
+def shown_url(url: str) -> str:
+    """A URL without user name, password, keys and signatures."""
+    url = _USER.sub("://", url)
+    if not url.startswith(("http://", "https://")):
+        return url
+    head, mark, query = url.partition("?")
+    shown = [(name, value) for name, value in parse_qsl(query) if not _SECRET.search(name)]
+    return head + mark + urlencode(shown) if shown else head
 
 
 def open_url(url: str) -> SourcePath:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Final, Literal
 
 import pyarrow as pa
@@ -23,6 +20,8 @@ from datapipe import ingest as run_ingest
 from datapipe.report_page import write_report_page
 from storage import FeatureStore
 from unirl.cli.output import AsJson, StorePath
+from unirl.cli.quarantine import quarantine
+from unirl.cli.signals import stop_on_signal
 
 __all__ = ["COMMANDS", "data_app", "info", "ingest", "quarantine", "query"]
 
@@ -33,11 +32,13 @@ DRY_RUN_SAMPLES: Final = 1000
 
 def ingest(
     sources: Annotated[
-        list[str], typer.Argument(help="Folders, tars, tables, or patterns such as 's-{000..012}.tar'.")
+        list[str],
+        typer.Argument(help="Folders, tars, tables, prompt files, URLs, or patterns: 's-{000..012}.tar'."),
     ],
     store: Annotated[Path, typer.Argument(help="Folder of the store; made if it is not there.")],
     format: Annotated[
-        str | None, typer.Option(help="folder, webdataset, table or hf; told apart when not given.")
+        str | None,
+        typer.Option(help="folder, classes, webdataset, table, prompts or hf; told apart when not given."),
     ] = None,
     map: Annotated[
         list[str] | None, typer.Option(help="OURS=THEIRS, such as caption=text. May be repeated.")
@@ -45,6 +46,10 @@ def ingest(
     optional: Annotated[
         list[str] | None,
         typer.Option(help="image or caption: samples without one are fine. May be repeated."),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(help="A column without which a sample is bad, such as width. May be repeated."),
     ] = None,
     key_prefix: Annotated[
         str | None, typer.Option(help="Put before every key; '' switches the default prefix off.")
@@ -56,8 +61,33 @@ def ingest(
         float, typer.Option(min=0.0, max=1.0, help="Share of bad samples that still is a success.")
     ] = 0.0,
     max_pixels: Annotated[int, typer.Option(min=1, help="Refuse pictures that claim more.")] = 89_478_485,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that read and decode.")] = 2,
+    background: Annotated[
+        str, typer.Option(help="Ground behind transparent pixels: a name, '#rrggbb' or R,G,B.")
+    ] = "white",
+    frames: Annotated[
+        Literal["first", "all", "skip"],
+        typer.Option(help="Of animations: the first frame, a row for each, or none of them."),
+    ] = "first",
+    duplicates: Annotated[
+        Literal["once", "keep"], typer.Option(help="Samples that differ in their key alone.")
+    ] = "once",
+    trust: Annotated[bool, typer.Option("--trust", help="Read headers only, decode nothing.")] = False,
+    resize: Annotated[
+        str | None, typer.Option(help="512: the larger side at most; 384x256: width x height exactly.")
+    ] = None,
+    reencode: Annotated[str | None, typer.Option(help="Store pictures as jpeg:90, webp:90 or png.")] = None,
+    tensor: Annotated[
+        list[str] | None,
+        typer.Option(help="Tensor column made on the way: 'pixels:uint8[3,224,224]'. May be repeated."),
+    ] = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Threads of this process, or processes of Ray.")
+    ] = "local",
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read and decode, or tasks of Ray.")] = 2,
     commit_rows: Annotated[int, typer.Option(min=1, help="Samples in a commit.")] = 10_000,
+    commit_minutes: Annotated[
+        float, typer.Option(min=0.0, help="Minutes after which a commit ends as well.")
+    ] = 1.0,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help=f"Look at the first {DRY_RUN_SAMPLES} samples and write nothing."),
@@ -69,7 +99,7 @@ def ingest(
     Ends with 3 when more samples are bad than --max-bad-fraction allows; the good ones are committed.
     """
     is_over = False
-    with _stop_on_signal() as should_stop:
+    with stop_on_signal() as should_stop:
         try:
             report = run_ingest(
                 sources,
@@ -77,12 +107,22 @@ def ingest(
                 format=format,
                 column_map=_parse_map(map or []),
                 optional=optional or (),
+                required=require or (),
                 key_prefix=key_prefix,
                 split_dot=split_dot,
                 max_bad_fraction=max_bad_fraction,
                 max_pixels=max_pixels,
+                background=background,
+                frames=frames,
+                duplicates=duplicates,
+                trust=trust,
+                resize=resize,
+                reencode=reencode,
+                tensors=tensor or (),
+                engine=engine,
                 workers=workers,
                 commit_rows=commit_rows,
+                commit_s=60.0 * commit_minutes,
                 progress=not as_json,
                 dry_run=DRY_RUN_SAMPLES if dry_run else None,
                 should_stop=should_stop,
@@ -140,19 +180,6 @@ def query(
     _print_rows(found, as_json=as_json, as_csv=as_csv)
 
 
-def quarantine(
-    store: StorePath,
-    reason: Annotated[str | None, typer.Option(help="Show only this reason code, such as truncated.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the samples that could not be used, with place and reason."""
-    found = FeatureStore.open(store).quarantined().select(["key", "place", "reason"])
-    if reason is not None:
-        keep = [text.partition(":")[0] == reason for text in found.column("reason").to_pylist()]
-        found = found.filter(pa.array(keep, pa.bool_()))
-    _print_rows(found, as_json=as_json, as_csv=False)
-
-
 COMMANDS: Final[list[Callable[..., None]]] = [ingest, info, query, quarantine]
 
 data_app = typer.Typer(help="Bring data into a store and look at it.", no_args_is_help=True)
@@ -172,25 +199,6 @@ def _parse_map(entries: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-@contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a request to commit what is whole; a second one ends at once."""
-    asked: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _two_columns() -> Table:
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
@@ -202,8 +210,10 @@ def _print_report(report: IngestReport) -> None:
     table = _two_columns()
     table.add_row("would be added" if report.is_dry_run else "added", str(report.num_added))
     table.add_row("there already", str(report.num_skipped))
+    if report.num_finished_sources:
+        table.add_row("finished sources", f"{report.num_finished_sources}, not read again")
     table.add_row("bad", f"{report.num_bad} ({report.bad_fraction:.2%})")
-    table.add_row("duplicates by content", str(report.num_duplicate_content))
+    table.add_row("duplicates", f"{report.num_duplicate_content}, {report.num_left_out} of them left out")
     table.add_row("turned upright", str(report.num_reoriented))
     table.add_row("formats", ", ".join(f"{name} {count}" for name, count in report.formats.items()) or "-")
     table.add_row("rate", f"{report.rows_per_s:.0f} samples/s over {report.wall_s:.1f} s")

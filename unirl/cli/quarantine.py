@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from datapipe import retry
-from datapipe.decode.sniff import sniff
+from datapipe.decode.sniff import sniff_image_format
+from datapipe.errors import DecodeError
 from storage import FeatureStore
 from unirl.cli.output import AsJson, StorePath
 from unirl.cli.signals import stop_on_signal
@@ -77,11 +78,16 @@ def _save(table: pa.Table, folder: Path) -> int:
     for at, (key, data) in enumerate(zip(table.column("key").to_pylist(), table.column("data").to_pylist())):
         if data:
             plain = "".join(char if char.isalnum() or char in "-_" else "_" for char in key)[-_MAX_NAME:]
-            kind = sniff(data)
-            suffix = kind if kind is not None and kind.isalnum() else "bin"
-            (folder / f"{at:06d}-{plain}.{suffix}").write_bytes(data)
+            (folder / f"{at:06d}-{plain}.{_suffix(data)}").write_bytes(data)
             num_saved += 1
     return num_saved
+
+
+def _suffix(data: bytes) -> str:
+    try:
+        return sniff_image_format(data).lower()
+    except DecodeError as error:
+        return error.reason
 
 
 def _print(table: pa.Table) -> None:
@@ -93,7 +99,7 @@ def _print(table: pa.Table) -> None:
     counts = Counter(_code(text) for text in table.column("reason").to_pylist())
     for code, count in counts.most_common():
         typer.echo(f"{count:8d} {code}")
-    typer.echo(f"{table.num_rows:8d} in all")
+    typer.echo(f"{table.num_rows} rows")
 
 
 def _code(reason: str) -> str:
