@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from storage.disk import write_errors
 from storage.manifest import FileRef, Snapshot
 from storage.rows import RowMap, write_row_file
 from storage.shards import ReaderPool
@@ -46,7 +47,8 @@ def install_deleted(staging: Staging, newest: Snapshot, deleted: np.ndarray) -> 
     if not len(deleted):
         return None
     path = staging.path / "deleted.arrow"
-    write_row_file(path, deleted)
+    with write_errors(staging.path):
+        write_row_file(path, deleted)
     ref = staging.install(path, f"index/deleted-{staging.id}-{newest.id + 1}.arrow", len(deleted))
     staging.backend.flush([ref.path])
     return ref

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.columns import ColumnTypes
+from storage.disk import write_errors
 from storage.errors import ColumnError
 from storage.index import COMPRESSION
 from storage.leases import hold_snapshot
@@ -50,7 +51,8 @@ def _change(pool: ReaderPool, name: str, new_name: str | None, message: str) -> 
         lease = hold_snapshot(pool.backend, newest.id)
         for part in newest.parts:
             if part.index.path not in rewritten:
-                rewritten[part.index.path] = _rewrite_index(pool, part, staging, name, new_name)
+                with write_errors(staging.path):
+                    rewritten[part.index.path] = _rewrite_index(pool, part, staging, name, new_name)
         staging.flush()
         del lease
         parts = tuple(replace(part, index=rewritten[part.index.path]) for part in newest.parts)
