@@ -70,7 +70,13 @@ class IndexFile:
 
     def _read(self, name: str, kind: pa.DataType, groups: list[int] | None) -> pa.Array:
         with self._open() as file:
-            if name not in file.schema_arrow.names:
+            places = [at + 1 for at, held in enumerate(file.schema_arrow.names) if held == name]
+            if len(places) > 1:
+                raise CorruptionError(
+                    f"{self._place}: columns {places[0]} and {places[1]} are both named {name!r}; copy the "
+                    "file back from a backup"
+                )
+            if not places:
                 return pa.nulls(self._rows if groups is None else self._size(groups), kind)
             try:
                 table = file.read([name]) if groups is None else file.read_row_groups(groups, [name])

@@ -28,6 +28,7 @@ __all__ = ["search_rows"]
 _K1 = 1.2
 _B = 0.75
 _NO_WORD = r"[^\pL\pN\pM]+"
+_WORD_BYTES = np.array([byte if chr(byte).isalnum() and byte < 128 else 32 for byte in range(256)], np.uint8)
 _WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 
 
@@ -75,13 +76,28 @@ def _words(text: str) -> list[str]:
 
 def _count_words(texts: pa.ChunkedArray, words: Sequence[str]) -> np.ndarray:
     """How often each word stands in each text, int64 (words, texts). Texts begin and end with a space."""
-    spaced = pc.replace_substring_regex(texts, _NO_WORD, "  ")
-    whole = pc.match_substring_regex(pa.array(words, pa.large_string()), _WITHOUT_SPACES)
-    counts = [
-        pc.count_substring(spaced, word if is_substring else f" {word} ")
-        for word, is_substring in zip(words, whole.to_pylist())
-    ]
-    return np.stack([to_numpy(count.cast(pa.int64()), np.int64) for count in counts])
+    counts_WN = np.zeros((len(words), len(texts)), np.int64)
+    is_ascii_N = np.asarray(pc.string_is_ascii(texts).to_numpy())
+    plain = _blank_out(texts.filter(pa.array(is_ascii_N)).combine_chunks())
+    other = pc.replace_substring_regex(texts.filter(pa.array(~is_ascii_N)), _NO_WORD, "  ")
+    without_spaces = pc.match_substring_regex(pa.array(words, pa.large_string()), _WITHOUT_SPACES)
+    for at, (word, is_substring) in enumerate(zip(words, without_spaces.to_pylist())):
+        if word.isascii():
+            counts_WN[at, is_ascii_N] = pc.count_substring_regex(plain, rf"\b{word}\b").to_numpy()
+        counts_WN[at, ~is_ascii_N] = pc.count_substring(
+            other, word if is_substring else f" {word} "
+        ).to_numpy()
+    return counts_WN
+
+
+def _blank_out(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Texts of ASCII with a space for every byte that is in no word."""
+    _, ends, data = texts.buffers()
+    if data is None:
+        return texts
+    return pa.LargeStringArray.from_buffers(
+        len(texts), ends, pa.py_buffer(_WORD_BYTES[np.frombuffer(data, np.uint8)]), None, 0, texts.offset
+    )
 
 
 def _bm25(counts_WN: np.ndarray, lengths_N: np.ndarray, num_texts: int, mean_length: float) -> np.ndarray:

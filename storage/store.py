@@ -140,8 +140,9 @@ class FeatureStore(Reading, Versions, Care):
         """Rows whose text has some of the words, best first by BM25; rows without text are not found.
 
         Words are compared whole, without regard to case and Unicode form; in scripts without spaces between
-        words a run of letters is sought as it stands. Nothing is kept up for it: a search reads the column,
-        and takes about half a second for a million captions of which a quarter has one of the words.
+        words a run of letters is sought as it stands. Nothing is kept up for it: a search reads the column.
+        A million captions of 45 letters, of which a quarter has one of the words, took 0.8 s of processor
+        time.
 
         Args:
             text: For example "red circle".

@@ -35,14 +35,31 @@ def read_table(name: str, table: UserTable) -> pa.Table:
     if not name or name.casefold() in _TAKEN or "\0" in name:
         raise QueryError(f"a table cannot be called {name!r}; use a name that is none of {', '.join(_TAKEN)}")
     if isinstance(table, str | Path):
-        return _read_file(name, Path(table))
+        found = _read_file(name, Path(table))
+    else:
+        try:
+            found = pa.table(table)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise QueryError(
+                f"table {name!r}: {type(table).__name__} cannot be read as a table: {error}; give a pyarrow "
+                "Table, a data frame, a mapping of columns, or the path of a Parquet or Arrow file"
+            ) from None
+    _check_table(name, found)
+    return found
+
+
+def _check_table(name: str, table: pa.Table) -> None:
+    seen: dict[str, int] = {}
+    for at, column in enumerate(table.column_names):
+        other = seen.setdefault(column.casefold(), at)
+        if other != at:
+            raise QueryError(
+                f"table {name!r}: columns {other + 1} and {at + 1} are both named {column!r} to SQL; rename one"
+            )
     try:
-        return pa.table(table)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise QueryError(
-            f"table {name!r}: {type(table).__name__} cannot be read as a table: {error}; give a pyarrow "
-            "Table, a data frame, a mapping of columns, or the path of a Parquet or Arrow file"
-        ) from None
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise QueryError(f"table {name!r} is damaged: {error}; text must be UTF-8") from None
 
 
 def _read_file(name: str, path: Path) -> pa.Table:
@@ -50,7 +67,8 @@ def _read_file(name: str, path: Path) -> pa.Table:
         with path.open("rb") as file:
             is_parquet = file.read(4) == b"PAR1"
         if is_parquet:
-            return pq.read_table(path)
+            with pq.ParquetFile(path) as parquet:
+                return parquet.read()
         with pa.memory_map(str(path)) as source:
             return pa.ipc.open_file(source).read_all()
     except (pa.ArrowException, OSError) as error:

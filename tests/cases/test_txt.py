@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from datapipe import BadFractionError, IngestReport, SourceError, ingest
-from storage import FeatureStore
+from storage import ColumnError, ColumnTypeError, CorruptionError, FeatureStore, QueryError
+from storage.index_file import IndexFile
 
 
 def png(seed: int = 0) -> bytes:
@@ -260,3 +261,81 @@ def test_txt_10_metadata_under_the_wrong_name_is_told(tmp_path: Path) -> None:
     (folder / "metadata.jsonl").write_text('{"file_name": "1.png", "caption": "first"}\n')
     with pytest.raises(SourceError, match=r"metadata.csv and metadata.jsonl both describe"):
         run(folder, tmp_path / "store")
+
+
+def test_txt_03_the_store_takes_valid_text_only_and_keeps_nul(tmp_path: Path) -> None:
+    store = FeatureStore.create(tmp_path / "store")
+    for bad in ("caf\udce9", {"deep": ["caf\udce9"]}):
+        with pytest.raises(
+            ColumnTypeError, match=r"row 1 of the commit, key 'b'.*'caption' is not valid UTF-8"
+        ):
+            store.append([{"key": "a", "caption": "ok"}, {"key": "b", "caption": bad}])
+    with pytest.raises(ColumnError, match="not valid UTF-8"):
+        store.append([{"key": "caf\udce9"}])
+    store.append([{"key": "k\0ey", "caption": "x\0y"}, {"key": "plain", "caption": "x"}])
+    store = store.refresh()
+    assert store.select().column("caption").to_pylist() == ["x\0y", "x"] and store.row("k\0ey") == 0
+    assert store.query("SELECT length(caption) FROM samples ORDER BY row")[0].to_pylist() == [3, 1]
+    assert store.select("caption = 'x' || chr(0) || 'y'").keys() == ["k\0ey"]
+    latin = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(np.int32([0, 4])), pa.py_buffer(b"caf\xe9")]
+    )
+    with pytest.raises(QueryError, match=r"table 'mine' is damaged: .*UTF"):
+        store.query("SELECT * FROM mine", tables={"mine": pa.table({"caption": latin})})
+
+
+def test_txt_06_the_schema_of_a_store_is_the_union_of_its_commits(tmp_path: Path) -> None:
+    store = FeatureStore.create(tmp_path / "store")
+    store.append([{"key": "a", "m": None, "n": None}])
+    store.append([{"key": "b", "m": [], "n": 1}])
+    part = store.append([{"key": "c", "m": [{"k": 1}], "extra": True}]).parts[1]
+    since = rf"since part {part.id} \(row 1\)"
+    with pytest.raises(
+        ColumnTypeError,
+        match=rf"row 0 of the commit, key 'd': column 'n' is string \('x'\), but int {since}",
+    ):
+        store.append([{"key": "d", "n": "x"}])
+    store = store.refresh()
+    assert store.query("SELECT m, n, extra FROM samples ORDER BY row").to_pylist() == [
+        {"m": None, "n": None, "extra": None},
+        {"m": "[]", "n": 1, "extra": None},
+        {"m": '[{"k": 1}]', "n": None, "extra": True},
+    ]
+    assert store.select("m->>'$[0].k' = '1'").keys() == ["c"]
+
+
+def test_txt_08_the_store_changes_no_value(tmp_path: Path) -> None:
+    store = FeatureStore.create(tmp_path / "store")
+    largest = 18446744073709551615
+    with store.writer(columns={"id": "uint", "mixed": "json"}) as writer:
+        writer.add("a", id=largest, mixed=1, date="2020-01-01", code="007", big=2**53 + 1)
+        writer.add("b", id=np.uint64(5), mixed="x", date="unknown", code="7", big=-(2**63))
+        for value in (-1, largest + 1, 0.5, "5", True):
+            with pytest.raises(ColumnTypeError, match=r"column 'id' is .*, but uint"):
+                writer.add("c", id=value)
+    store.append([{"key": "d", "id": 2**63}])
+    store = store.refresh()
+    assert store.columns["id"] == "UBIGINT"
+    assert store.select().to_arrow(["id", "mixed", "date", "code", "big"]).to_pylist() == [
+        {"id": largest, "mixed": "1", "date": "2020-01-01", "code": "007", "big": 2**53 + 1},
+        {"id": 5, "mixed": '"x"', "date": "unknown", "code": "7", "big": -(2**63)},
+        {"id": 2**63, "mixed": None, "date": None, "code": None, "big": None},
+    ]
+    assert store.select(f"id = {largest}").keys() == ["a"] and store.select("id > 9000").keys() == ["a", "d"]
+    store.compact()
+    assert store.refresh().query("SELECT max(id) FROM samples")[0].to_pylist() == [largest]
+    with pytest.raises(ColumnTypeError, match="declare the column as uint or json"):
+        store.append([{"key": "e", "big": largest}])
+
+
+def test_txt_09_the_store_never_has_two_columns_of_one_name(tmp_path: Path) -> None:
+    store = FeatureStore.create(tmp_path / "store")
+    with pytest.raises(ColumnError, match="'caption' and 'Caption' differ only in case"):
+        store.append([{"key": "a", "caption": "x", "Caption": "y"}])
+    doubled = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["caption", "caption"])
+    pq.write_table(doubled, tmp_path / "doubled.parquet")
+    for table in (doubled, tmp_path / "doubled.parquet"):
+        with pytest.raises(QueryError, match="columns 1 and 2 are both named 'caption'"):
+            store.query("SELECT * FROM mine", tables={"mine": table})
+    with pytest.raises(CorruptionError, match="columns 1 and 2 are both named 'caption'"):
+        IndexFile(tmp_path / "doubled.parquet", "here", 1, "doubled").column("caption", pa.large_string())
