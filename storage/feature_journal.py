@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from storage.backends.base import Workspace
-from storage.errors import CommitConflictError
+from storage.errors import CommitConflictError, StorageError
 from storage.feature_values import Values
 from storage.value_log import ValueLog
 
@@ -56,7 +56,12 @@ def open_journal(store: FeatureStore, request: ColumnRequest, values: Values) ->
             f"{store.url}: another run computes tensor {request.name!r} at this moment (staging folder "
             f"column-{identity}); wait for it"
         )
-    return FeatureJournal(log=ValueLog(workspace.path / "values.log", request.spec), workspace=workspace)
+    try:
+        log = ValueLog(workspace.path / "values.log", request.spec)
+    except StorageError:
+        workspace.leave()
+        raise
+    return FeatureJournal(log=log, workspace=workspace)
 
 
 def _identity(request: ColumnRequest, values: Values) -> str:
