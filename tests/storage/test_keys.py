@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import FeatureStore
+from storage import FeatureStore, KeyNotFoundError
 from storage.keys import KeyTable, KeyTableWriter, SortedHashes, hash_key
 
 
@@ -51,8 +51,12 @@ def test_search_among_hashes_equals_numpy(count: int, high: int) -> None:
     assert found == hashes.searchsorted(wanted).tolist()
 
 
-def test_a_key_is_found_in_parts_of_any_kind(empty: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.key_index._MERGED_ROWS", 40)
+@pytest.mark.parametrize("large_rows", [1, 40, 1 << 20])
+def test_a_key_is_found_in_parts_of_any_kind(
+    empty: FeatureStore, monkeypatch: pytest.MonkeyPatch, large_rows: int
+) -> None:
+    monkeypatch.setattr("storage.key_index._LARGE_ROWS", large_rows)
+    monkeypatch.setattr("storage.key_index._SLICE_KEYS", 30)
     store = empty
     for first, stop in ((0, 100), (100, 110), (110, 120), (120, 180), (180, 185)):
         store.append({"key": f"k{number}", "width": number} for number in range(first, stop))
@@ -65,3 +69,16 @@ def test_a_key_is_found_in_parts_of_any_kind(empty: FeatureStore, monkeypatch: p
     again = {f"k{number}": 185 + at for at, number in enumerate(range(0, 185, 7))}
     store = store.refresh()
     assert {f"k{n}": store.row(f"k{n}") for n in range(185)} == {f"k{n}": n for n in range(185)} | again
+    with pytest.raises(KeyNotFoundError, match="k185"):
+        store.row("k185")
+
+
+def test_many_commits_leave_few_directories(empty: FeatureStore) -> None:
+    store = empty
+    for number in range(70):
+        store.append([{"key": f"k{number}"}])
+        store = store.refresh()
+        assert store.row(f"k{number // 2}") == number // 2
+    index = store._key_index
+    assert index is not None and len(index._runs) <= 7
+    assert [store.row(f"k{number}") for number in range(70)] == list(range(70))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from storage import FeatureStore
-from storage.files import hash_file
+from storage.files import fsync_file, hash_file
 from storage.manifest import ColumnSpec, FileRef, Part, Snapshot
 from storage.snapshots import publish
 
@@ -91,5 +91,6 @@ def _write_part(path: Path, number: int, start: int, stop: int) -> Part:
 
 
 def _reference(path: Path, file: Path, rows: int) -> FileRef:
+    fsync_file(file)
     relative = file.relative_to(path).as_posix()
     return FileRef(path=relative, bytes=file.stat().st_size, xxh3=hash_file(file), rows=rows)
