@@ -26,7 +26,7 @@ from storage.exchange import ExportReport
 from storage.garbage import GcReport
 from storage.history import SnapshotDiff
 from storage.integrity import Problem, VerifyReport
-from storage.manifest import Snapshot
+from storage.manifest import ModelRecord, Snapshot
 from storage.part_writer import PartWriter
 from storage.repair import LostRow, RepairReport, repair_store
 from storage.sealed import SealedPart
@@ -50,6 +50,7 @@ __all__ = [
     "LostRow",
     "ManifestError",
     "MissingShardError",
+    "ModelRecord",
     "PartWriter",
     "Problem",
     "QueryError",

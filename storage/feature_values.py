@@ -35,11 +35,10 @@ def compute_values(
     """Log what `compute` gives for those of `rows` that the log lacks; chunks do not depend on the log."""
     step = _chunk_rows(request)
     logged, _ = log.sorted_rows()
-    todo = rows[~np.isin(rows, logged, assume_unique=True)]
-    chunks = (rows[start : start + step] for start in range(0, len(rows), step))
-    left = (chunk[np.isin(chunk, todo, assume_unique=True)] for chunk in chunks)
-    views = (View(store, chunk) for chunk in left if len(chunk))
-    done = len(rows) - len(todo)
+    is_left = ~np.isin(rows, logged, assume_unique=True)
+    chunks = (slice(start, start + step) for start in range(0, len(rows), step))
+    views = (View(store, rows[chunk][is_left[chunk]]) for chunk in chunks if is_left[chunk].any())
+    done = len(rows) - int(is_left.sum())
     for view, result in _in_order(compute, views, request.workers):
         place = f"rows {view.rows[0]} to {view.rows[-1]}"
         has, values = _split_result(result, len(view), place, request)

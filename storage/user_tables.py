@@ -54,7 +54,7 @@ def _check_table(name: str, table: pa.Table) -> None:
         other = seen.setdefault(column.casefold(), at)
         if other != at:
             raise QueryError(
-                f"table {name!r}: columns {other + 1} and {at + 1} are both named {column!r} to SQL; rename one"
+                f"table {name!r}: columns {other + 1} and {at + 1} are both named {column!r}; rename one"
             )
     try:
         table.validate(full=True)

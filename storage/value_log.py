@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,8 +99,7 @@ class ValueLog:
         """The values at some bytes, in their order; neighbours come together."""
         for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != self._row_bytes) + 1):
             if len(run):
-                self._file.seek(int(run[0]))
-                yield self._file.read(len(run) * self._row_bytes)
+                yield os.pread(self._file.fileno(), len(run) * self._row_bytes, int(run[0]))
 
     def close(self) -> None:
         """Close the file, which stays; a record that the disk had no room for counts for nothing."""

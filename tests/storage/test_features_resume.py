@@ -16,6 +16,7 @@ import pytest
 
 from storage import CommitConflictError, FeatureStore, TensorColumnError
 from storage import feature_values as feature_values_module
+from storage.backends import MemoryBackend
 from storage.manifest import ModelRecord
 
 
@@ -227,6 +228,18 @@ def test_a_compaction_meanwhile_costs_no_work(filled):
     assert asked == list(range(100))
     assert values(filled) == [2 * i for i in range(100) if i not in (7, 61)]
     assert filled.refresh().verify().ok and filled.gc(grace_s=0).removed == []
+
+
+def test_a_store_in_memory(filler):
+    store = filler(FeatureStore.create(MemoryBackend("features")), 0, 60)
+    with pytest.raises(RuntimeError):
+        add(store, Doubled(until=30))
+    second = Doubled()
+    add(store, second, workers=2)
+    assert sorted(second.asked) == list(range(60)) and values(store) == list(range(0, 120, 2))
+    store.add_column("some", [("k00007", np.array(7))], dtype="int64", shape=(), sparse=True)
+    assert store.refresh().tensor("some").present().rows.tolist() == [7]
+    assert store.refresh().search("sample 7").rows.tolist()[0] == 7
 
 
 def test_pairs_in_any_order_in_small_batches(filled):

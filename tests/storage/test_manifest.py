@@ -98,6 +98,24 @@ HOSTILE = {
     "missing field": lambda f: f["parts"][0].pop("keys"),
     "parts null": lambda f: f.update(parts=None),
     "checksum form": lambda f: f["parts"][0]["blobs"].update(xxh3="zz"),
+    "size 1e3": lambda f: f["parts"][0]["blobs"].update(bytes=1e3),
+    "more rows than bytes": lambda f: f["parts"][0].update(rows=2**50, end_row=2**50),
+    "other byte order": lambda f: f["tensors"]["codes"].update(dtype=">i2"),
+    "alias of a dtype": lambda f: f["tensors"]["codes"].update(dtype="h"),
+    "too many axes": lambda f: f["tensors"]["codes"].update(shape=[1] * 33),
+    "empty axis": lambda f: f["tensors"]["codes"].update(shape=[8, 0]),
+    "negative axis": lambda f: f["tensors"]["codes"].update(shape=[-8]),
+    "huge unused shape": lambda f: f["tensors"].update(big={"dtype": "int8", "shape": [2**40, 2**40]}),
+    "model as text": lambda f: f["tensors"]["codes"].update(model="siglip"),
+    "model without hash": lambda f: f["tensors"]["codes"].update(model={"name": "siglip"}),
+    "column named row": lambda f: f["columns"].update(ROW=f["columns"]["width"]),
+    "columns but for case": lambda f: f["columns"].update(Width=f["columns"]["width"]),
+    "column with NUL": lambda f: f["columns"].update({"a\0b": f["columns"]["width"]}),
+    "lone surrogate": lambda f: f.update(message="\ud800"),
+    "part twice": lambda f: f["parts"][1].update(id=f["parts"][0]["id"]),
+    "file twice": lambda f: f["parts"][1].update(index={**f["parts"][0]["index"], "rows": 40}),
+    "deep path": lambda f: f["parts"][0]["keys"].update(path="index/a/b/c"),
+    "row numbers below 0": lambda f: f["parts"][0].update(first_row=-1),
 }
 
 
@@ -106,6 +124,37 @@ def test_a_hostile_manifest_is_refused(filled, name):
     rewrite(filled, HOSTILE[name])
     with pytest.raises(ManifestError, match=r"00000002\.json: the snapshot cannot be used"):
         FeatureStore.open(filled.path)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", '{"a": 1, "a": 2}', "[" * 5000 + "]" * 5000])
+def test_what_json_readers_disagree_about_is_refused(filled, text):
+    rewrite(filled, lambda fields: fields.update(extra="HERE"))
+    path = filled.path / "snapshots" / "00000002.json"
+    body = path.read_bytes().rpartition(b',\n"checksum"')[0].replace(b'"HERE"', text.encode())
+    path.write_bytes(body + b',\n"checksum": "' + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n')
+    with pytest.raises(ManifestError, match="cut short or damaged"):
+        FeatureStore.open(filled.path)
+
+
+def test_format_1_is_read(filled):
+    def change(fields):
+        fields["format"] = 1
+        del fields["tensors"]["codes"]["model"]
+        for part in fields["parts"]:
+            del part["tensors"]["codes"]["present"]
+
+    rewrite(filled, change)
+    store = FeatureStore.open(filled.path)
+    assert store.tensor("codes").has(store.select().rows).all() and store.tensor_models == {"codes": None}
+    store.append([{"key": "next"}])
+    assert json.loads((filled.path / "snapshots" / "00000003.json").read_bytes())["format"] == 2
+
+
+def test_a_long_value_is_cut_in_the_error(filled):
+    rewrite(filled, lambda fields: fields["parts"][0].update(id="x" * 10_000_000))
+    with pytest.raises(ManifestError) as caught:
+        FeatureStore.open(filled.path)
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_link_in_place_of_a_shard_is_refused(filled, tmp_path):
