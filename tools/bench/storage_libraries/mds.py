@@ -14,7 +14,7 @@ from streaming import MDSWriter, StreamingDataset  # isort: skip
 
 
 class Epoch64(EpochTask):
-    """The library's own shuffled stream, in one process."""
+    """Row by row through `__getitem__`: its shuffled stream first waits seconds for its own threads."""
 
     def prepare(self) -> None:
         images = np.load(self.data / self.source, mmap_mode="r")
@@ -24,12 +24,10 @@ class Epoch64(EpochTask):
                 writer.write({"image": np.asarray(image)})
 
     def epoch(self, order: np.ndarray) -> tuple[int, int]:
-        return self.collect(sample["image"] for sample in self.dataset)
+        return self.collect(self.dataset[row]["image"] for row in order.tolist())
 
     def open_rows(self) -> None:
-        self.dataset = StreamingDataset(
-            local=str(self.folder / "mds"), shuffle=True, batch_size=1, num_canonical_nodes=1
-        )
+        self.dataset = StreamingDataset(local=str(self.folder / "mds"), batch_size=1)
 
 
 class Epoch224(Epoch64):
