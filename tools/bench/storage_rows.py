@@ -18,7 +18,7 @@ NOTES = [
     "Rows of one section come from interleaved rounds after one to warm up. Values are medians over the "
     "rounds; ratios are taken within a round. All files were in the page cache.",
     "Epochs: rows in random order into one preallocated batch of 256. Lance and datasets are asked for the "
-    "rows of each batch, MDS for one row after the other; LitData and WebDataset deliver a shuffled stream of "
+    "rows of each batch, MDS for row after row; LitData and WebDataset deliver a shuffled stream of "
     "their own, in the process itself (LitData with two workers for 3x224x224).",
     "Look-ups: ours compares the key and returns a copy; LMDB returns a copy; the hash index compares 64 "
     "bits of a hash and returns a view.",
