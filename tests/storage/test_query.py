@@ -139,7 +139,7 @@ def test_a_join_with_a_table_of_the_user(filled, tmp_path):
         assert filled.query(sql, tables={"mine": table}).to_pylist() == wanted
     columns = {name: MINE[name] for name in ("key", "grade")}
     assert filled.query("SELECT sum(grade) FROM mine", tables={"mine": columns})[0][0].as_py() == 4.5
-    view = filled.select("key IN (SELECT key FROM \"my list\")", tables={"my list": mine()})
+    view = filled.select('key IN (SELECT key FROM "my list")', tables={"my list": mine()})
     assert view.rows.tolist() == [3, 61]
     ranked = filled.select(
         "key IN (SELECT key FROM mine)",

@@ -14,7 +14,7 @@ CAPTIONS = [
     "reddish circles, not quite",
     None,
     "Red, RED and red again: a very red circle",
-    "it's a \"quoted\" thing; DROP TABLE samples --",
+    'it\'s a "quoted" thing; DROP TABLE samples --',
     "Ein großer GRÜNER Kreis",
     "café au lait",
     "红色的圆形",
