@@ -18,7 +18,7 @@ def write_vectors(data: Path, folder: Path) -> None:
     samples = pq.read_table(data / "samples.parquet").to_pydict()
     with sqlite3.connect(folder / "samples.db") as connection:
         connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("CREATE TABLE vectors (key TEXT PRIMARY KEY, vector BLOB) WITHOUT ROWID")
+        connection.execute("CREATE TABLE vectors (key TEXT PRIMARY KEY, vector BLOB)")
         connection.execute("CREATE TABLE samples (row INTEGER PRIMARY KEY, width INTEGER, caption TEXT)")
         rows = ((key_of(row), vectors[row].tobytes()) for row in range(len(vectors)))
         connection.executemany("INSERT INTO vectors VALUES (?, ?)", rows)
