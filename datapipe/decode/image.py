@@ -26,6 +26,7 @@ from datapipe.decode.jpeg import (
     decode_jpeg_resized,
     orient_pixels,
     read_jpeg_header,
+    scaled_extent,
 )
 from datapipe.decode.phash import perceptual_hash
 from datapipe.decode.png_chunks import check_png_chunks
@@ -131,8 +132,13 @@ def check_image(
     if header is None:
         pixels, facts = _decode_carefully(data, format_name, background, max_pixels)
         return facts, perceptual_hash(pixels)
-    luma = np.ascontiguousarray(orient_pixels(check_jpeg(data), header.orientation))
-    return _jpeg_facts(header), perceptual_hash(luma)
+    luma, facts = check_jpeg(data), _jpeg_facts(header)
+    extent = scaled_extent(luma, header.height, header.width)
+    if header.orientation != 1:
+        # What stands for a part of a pixel may come to lie on another side; that is too little to matter.
+        luma = np.ascontiguousarray(orient_pixels(luma, header.orientation))
+        extent = extent[::-1] if swaps_axes(header.orientation) else extent
+    return facts, perceptual_hash(luma, extent=extent)
 
 
 def read_image_facts(data: bytes | memoryview, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> ImageFacts:

@@ -21,6 +21,7 @@ __all__ = [
     "decode_jpeg_resized",
     "orient_pixels",
     "read_jpeg_header",
+    "scaled_extent",
 ]
 
 _EXIF: Final = b"Exif\0\0"
@@ -40,7 +41,7 @@ _REFUSED_FRAMES: Final = {
     0xCE: "hierarchical",
     0xCF: "hierarchical",
 }
-_ENOUGH_FOR_HASH: Final = 64  # shorter side, in pixels, of what the perceptual hash is made from
+_ENOUGH_FOR_HASH: Final = 32  # shorter side, in pixels, of what the perceptual hash is made from
 _SCALE_MARGIN: Final = (
     3  # DCT scaling stays within 0.5 grey levels in the mean when so much is left to shrink
 )
@@ -147,9 +148,7 @@ def decode_jpeg_resized(
         return resize_pixels(decode_jpeg(data), size, resample)
     least = (size[0] * _SCALE_MARGIN, size[1] * _SCALE_MARGIN)
     pixels = _strictly(data, "RGB", least, min_factor=2)
-    # libjpeg rounds a scaled size up; the last row and column then stand for a part of a pixel only.
-    eighths = round(8 * max(pixels.shape[:2]) / max(header.height, header.width))
-    extent = (header.height * eighths / 8, header.width * eighths / 8)
+    extent = scaled_extent(pixels, header.height, header.width)
     return resize_pixels(pixels, size, resample, extent=extent)
 
 
@@ -159,13 +158,20 @@ def check_jpeg(data: bytes | memoryview) -> NDArray[np.uint8]:
     What makes a file fail is found while its values are decoded; what is saved is the arithmetic behind that.
 
     Returns:
-        uint8 (h, w), the luma of the picture as stored, shrunk up to eightfold.
+        uint8 (h, w), the luma of the picture as stored, shrunk up to eightfold. Its last row and column may
+        stand for a part of a pixel, see scaled_extent.
 
     Raises:
         DecodeError: See decode_jpeg.
     """
     grey = _strictly(data, "GRAY", (_ENOUGH_FOR_HASH, _ENOUGH_FOR_HASH), min_factor=2)
     return grey[:, :, 0]
+
+
+def scaled_extent(pixels: NDArray[np.uint8], height: int, width: int) -> tuple[float, float]:
+    """(height, width) of what a picture became that was shrunk while it was decoded, before rounding up."""
+    eighths = round(8 * max(pixels.shape[:2]) / max(height, width))
+    return height * eighths / 8, width * eighths / 8
 
 
 def orient_pixels(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
