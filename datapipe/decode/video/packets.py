@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from av.packet import Packet
 
-__all__ = ["PacketLog"]
+__all__ = ["PacketLog", "is_unreferred", "nal_length_bytes"]
 
 _H264_SEI, _H264_IDR = 6, 5
+_H264_SLICES: Final = (1, 2, 5)
 _HEVC_ENTRY: Final = range(16, 22)  # BLA, IDR and CRA pictures; frames shown after them need nothing before
 _RECOVERY_POINT: Final = 6
 
@@ -24,7 +25,7 @@ class PacketLog:
 
     def __init__(self, codec: str, extradata: bytes | None) -> None:
         self._codec = codec
-        self._length_bytes = _nal_length_bytes(codec, extradata or b"")
+        self._length_bytes = nal_length_bytes(codec, extradata)
         self._pts: list[int] = []
         self._entries: list[int] = []
         self.num_packets = 0  # that should give a frame
@@ -78,6 +79,24 @@ class PacketLog:
         return True
 
 
+def is_unreferred(packet: Packet, length_bytes: int) -> bool:
+    """Whether no other H.264 picture depends on this one (H.264, 7.4.1: nal_ref_idc is 0)."""
+    for nal in _nals(bytes(packet), length_bytes):
+        if nal[0] & 0x1F in _H264_SLICES:
+            return nal[0] & 0x60 == 0
+    return False
+
+
+def nal_length_bytes(codec: str, extradata: bytes | None) -> int:
+    """Bytes of the length before each unit of a packet; 0 for streams with start codes."""
+    extradata = extradata or b""
+    if codec == "h264" and extradata[:1] == b"\x01" and len(extradata) > 4:
+        return (extradata[4] & 3) + 1
+    if codec == "hevc" and len(extradata) > 21 and extradata[:3] not in (b"\x00\x00\x00", b"\x00\x00\x01"):
+        return (extradata[21] & 3) + 1
+    return 0
+
+
 def _is_h264_entry(nal: bytes) -> bool:
     """An IDR picture, or a recovery point from which the output is exact at once (H.264, D.2.8)."""
     kind = nal[0] & 0x1F
@@ -87,15 +106,6 @@ def _is_h264_entry(nal: bytes) -> bool:
         return False
     # recovery_frame_cnt as an Exp-Golomb 0 is the bit 1; exact_match_flag follows it.
     return nal[3] & 0xC0 == 0xC0
-
-
-def _nal_length_bytes(codec: str, extradata: bytes) -> int:
-    """Bytes of the length before each unit; 0 for streams with start codes."""
-    if codec == "h264" and extradata[:1] == b"\x01" and len(extradata) > 4:
-        return (extradata[4] & 3) + 1
-    if codec == "hevc" and len(extradata) > 21 and extradata[:3] not in (b"\x00\x00\x00", b"\x00\x00\x01"):
-        return (extradata[21] & 3) + 1
-    return 0
 
 
 def _nals(data: bytes, length_bytes: int) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from datapipe.decode.video.frame_index import FrameIndex
 from datapipe.decode.video.opening import OpenVideo
 from datapipe.decode.video.orientation import Orientation
 from datapipe.decode.video.packages import import_av
+from datapipe.decode.video.packets import is_unreferred, nal_length_bytes
 from datapipe.decode.video.scan import decoded_frames, orientation_of
 
 if TYPE_CHECKING:
@@ -39,27 +40,22 @@ class PyavFrames:
 
     name: Final = "pyav"
 
-    def __init__(
-        self, video: OpenVideo, index: FrameIndex, reopen: Callable[[], OpenVideo], *, num_threads: int
-    ) -> None:
+    def __init__(self, video: OpenVideo, index: FrameIndex, reopen: Callable[[], OpenVideo]) -> None:
         """Args:
         video: Open file, taken over.
         index: Of its frames.
         reopen: Opens it again, where no seek leads back.
-        num_threads: That the file was opened with.
         """
         from av.video.reformatter import VideoReformatter
 
         self._video = video
-        self._size = (video.stream.codec_context.width, video.stream.codec_context.height)
+        self._size = (video.facts.stored_width, video.facts.stored_height)
         self._index = index
         self._reopen = reopen
         self._reformatter = VideoReformatter()
         self._error = import_av().error.FFmpegError
-        # Pictures that no other one refers to need not be decoded on the way (H.264, nal_ref_idc 0). With
-        # several threads a decoder has begun packets before the choice is made.
-        self._can_skip = video.facts.codec == "h264" and num_threads == 1
-        self._is_skipping = False
+        self._can_skip = video.facts.codec == "h264"
+        self._length_bytes = nal_length_bytes(video.facts.codec, video.stream.codec_context.extradata)
         self._packets: Iterator[Packet] | None = None
         self._waiting: deque[VideoFrame] = deque()
         self._last_pts: int | None = None
@@ -116,7 +112,7 @@ class PyavFrames:
     def _rewind(self) -> None:
         self._video.close()
         self._video = self._reopen()
-        self._packets, self._linear, self._next_position, self._is_skipping = None, None, 0, False
+        self._packets, self._linear, self._next_position = None, None, 0
         self._waiting.clear()
         self._last_pts, self._newest_entry = None, -1
 
@@ -182,18 +178,17 @@ class PyavFrames:
             elif packet.pts is not None:
                 if packet.is_keyframe:
                     self._newest_entry = max(self._newest_entry, self._index.entry_before(packet.pts))
-                if self._can_skip:
-                    self._skip_unreferred(packet.pts <= last_wanted and packet.pts not in wanted)
+                if packet.pts <= last_wanted and packet.pts not in wanted and self._is_idle(packet):
+                    return
             found = decoder.decode(packet)
         except self._error as error:
             raise FrameLostError(str(error)) from error
         self.num_decoded += len(found)
         self._waiting.extend(found)
 
-    def _skip_unreferred(self, on: bool) -> None:
-        if on != self._is_skipping:
-            self._video.stream.codec_context.skip_frame = "NONREF" if on else "DEFAULT"
-            self._is_skipping = on
+    def _is_idle(self, packet: Packet) -> bool:
+        """Whether the packet need not be decoded on the way to another frame."""
+        return self._can_skip and is_unreferred(packet, self._length_bytes)
 
 
 def _chain(first: Packet, rest: Iterator[Packet]) -> Iterator[Packet]:

@@ -87,7 +87,7 @@ class VideoReader:
             self._use_scan()
         else:
             self._index = index
-            self._frames = PyavFrames(video, index, self._open, num_threads=num_threads)
+            self._frames = PyavFrames(video, index, self._open)
         if info is not None:
             self._orientation = Orientation(rotation=info.rotation, is_mirrored=info.is_mirrored)
         if backend == "decord":
@@ -241,9 +241,9 @@ class VideoReader:
             raise DecodeError("corrupt", f"the frames differ from those of the scan: {error}") from error
         else:
             self._index = replace(self._index, can_seek=self._index.can_seek and not is_pyav)
-            self._frames = PyavFrames(self._open(), self._index, self._open, num_threads=self._num_threads)
+            self._frames = PyavFrames(self._open(), self._index, self._open)
 
     def _use_scan(self) -> None:
         self._info = scan_video(self._source, max_damaged=1.0, max_pixels=self._max_pixels)
         self._index = FrameIndex.from_info(self._info)
-        self._frames = PyavFrames(self._open(), self._index, self._open, num_threads=self._num_threads)
+        self._frames = PyavFrames(self._open(), self._index, self._open)
