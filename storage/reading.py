@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.checked_files import check_whole
 from storage.columns import SQL_TYPES
-from storage.errors import KeyNotFoundError, StorageError
+from storage.errors import CorruptionError, KeyNotFoundError, StorageError
 from storage.handle import StoreHandle, unknown_name
 from storage.index import QuarantineWriter
 from storage.key_index import KeyIndex
@@ -59,6 +60,7 @@ class Reading(StoreHandle):
             QueryError: If it is anything else, or reads anything else.
         """
         if self._samples is None:
+            self.backend.prefetch(part.index for part in self.snapshot.parts)
             paths = [str(self.part(i).check_index(self.policy)) for i in range(len(self.snapshot.parts))]
             self._samples = SampleTable(self.snapshot, paths, self.row_map.deleted)
         return self._samples.run(sql, tables)
@@ -110,7 +112,13 @@ class Reading(StoreHandle):
         tables = []
         for ref in self.snapshot.quarantine:
             mapped, _ = self.backend.map(ref)
-            tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
+            check_whole(mapped, self.backend, ref)
+            try:
+                tables.append(pq.read_table(pa.BufferReader(pa.py_buffer(mapped)), schema=schema))
+            except (pa.ArrowInvalid, OSError) as error:
+                raise CorruptionError(
+                    f"{self.backend.place(ref.path)}: this is no quarantine file: {error}"
+                ) from error
         table = pa.concat_tables(tables) if tables else schema.empty_table()
         return table if with_resolved else open_records(table)
 

@@ -61,7 +61,26 @@ class PartReader:
 
     def _map(self, ref: FileRef) -> np.ndarray:
         mapped, self._mapped[ref] = self.backend.map(ref)
+        _release_evicted(self.backend)
         return mapped
+
+    def release_evicted(self) -> None:
+        """Unmap blobs and tensors that the cache let go; they are downloaded again when they are asked for.
+
+        What was handed out stays mapped. Nothing happens while another thread is busy with this part.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            for ref in self.backend.evicted(self._mapped):
+                del self._mapped[ref]
+                if ref == self.part.blobs:
+                    self._blobs = None
+                for name, file in self.part.tensors.items():
+                    if ref == file:
+                        self._tensors.pop(name, None)
+        finally:
+            self._lock.release()
 
     def keys(self, policy: str) -> KeyTable:
         """The key table; its checksum is compared when it is opened unless policy is "never"."""
@@ -159,6 +178,7 @@ class PartReader:
                     )
                 shard = self._tensors[name] = TensorShard(self.backend, ref, spec, self.part.rows)
                 self._mapped[ref] = shard.identity
+                _release_evicted(self.backend)
             return shard
 
     def check_index(self, policy: str) -> Path:
@@ -183,6 +203,14 @@ class PartReader:
 
 _readers: weakref.WeakValueDictionary[tuple[str, ...], PartReader] = weakref.WeakValueDictionary()
 _readers_lock = new_lock(sys.modules[__name__], "_readers_lock")
+
+
+def _release_evicted(backend: Backend) -> None:
+    if not backend.must_release():
+        return
+    for reader in list(_readers.values()):
+        if reader.backend.identity == backend.identity:
+            reader.release_evicted()
 
 
 class ReaderPool:

@@ -149,6 +149,15 @@ class Backend(ABC):
         """What `map` would tell of the file that has the name now; None when a glance cannot tell."""
         return None
 
+    def must_release(self) -> bool:
+        """Whether shards were downloaded since the last call, so that others may have been evicted."""
+        return False
+
+    def evicted(self, refs: Iterable[FileRef]) -> list[FileRef]:
+        """Those of some mapped shards whose place on the disk would be free if they were unmapped."""
+        del refs
+        return []
+
     # Snapshots in use
 
     @abstractmethod

@@ -8,11 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 import tempfile
-import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from storage.backends.base import Backend, Lease, StoredFile, Workspace
 from storage.errors import CorruptionError, MissingShardError, StorageError
+from storage.fork_locks import new_lock
 from storage.manifest import FileRef
 
 __all__ = ["MemoryBackend"]
@@ -64,17 +64,17 @@ class _Files:
     """What one name stands for in this process."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.collection = threading.Lock()
+        self.lock = new_lock(self, "lock")
+        self.collection = new_lock(self, "collection")
         self.by_name: dict[str, _Control | _Shard] = {}
-        self.held: Counter[str] = Counter()
+        self.held: dict[str, set[object]] = {}
         self.writers: set[str] = set()
         self.number = next(_versions)
 
 
 _versions = itertools.count()
 _stores: weakref.WeakValueDictionary[str, _Files] = weakref.WeakValueDictionary()
-_stores_lock = threading.Lock()
+_stores_lock = new_lock(sys.modules[__name__], "_stores_lock")
 
 
 class MemoryBackend(Backend):
@@ -101,8 +101,7 @@ class MemoryBackend(Backend):
     # Control files
 
     def names(self, folder: str) -> list[str]:
-        with self._files.lock:
-            names = [name.rpartition("/") for name in self._files.by_name]
+        names = [name.rpartition("/") for name in list(self._files.by_name)]
         return [name for parent, _, name in names if parent == folder]
 
     def read(self, name: str) -> bytes:
@@ -140,15 +139,13 @@ class MemoryBackend(Backend):
 
     def hold(self, name: str) -> Lease:
         files = self._files
+        holder = object()
         with files.lock:
             self._control(name)
-            files.held[name] += 1
-
-        def release() -> None:
-            with files.lock:
-                files.held[name] -= 1
-
-        return Lease(release)
+            held = files.held.setdefault(name, set())
+            held.add(holder)
+        # Without the lock, since the garbage collector may run this at any place.
+        return Lease(lambda: held.discard(holder))
 
     # Writing
 
@@ -166,7 +163,7 @@ class MemoryBackend(Backend):
 
     def remove_unless_held(self, name: str, is_kept: Callable[[], bool]) -> bool:
         with self._files.lock:
-            if self._files.held[name] or is_kept():
+            if self._files.held.get(name) or is_kept():
                 return False
             return self._files.by_name.pop(name, None) is not None
 

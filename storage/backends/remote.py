@@ -50,6 +50,7 @@ class RemoteBackend(ReadOnlyBackend):
         self._folder = RemoteFolder(url, options)
         self._arguments = (url, options)
         self.cache = ShardCache() if cache is None else cache
+        self._has_downloaded = False
         self.url = self._folder.url
         self.identity = f"{self.url} in {self.cache.folder}"
 
@@ -115,6 +116,13 @@ class RemoteBackend(ReadOnlyBackend):
         finally:
             os.close(fd)
 
+    def must_release(self) -> bool:
+        downloaded, self._has_downloaded = self._has_downloaded, False
+        return downloaded
+
+    def evicted(self, refs: Iterable[FileRef]) -> list[FileRef]:
+        return [ref for ref in refs if not self.cache.holds(self.url, ref)]
+
     def prefetch(self, refs: Iterable[FileRef]) -> None:
         missing = [ref for ref in refs if not self.cache.holds(self.url, ref)]
         if len(missing) < 2:
@@ -126,6 +134,7 @@ class RemoteBackend(ReadOnlyBackend):
     def _fetch(self, ref: FileRef, target: Path) -> None:
         """Download a shard and compare it. One that differs may have been damaged on the way: once more."""
         place = self.place(ref.path)
+        self._has_downloaded = True
         for _ in range(_DOWNLOADS_OF_A_SHARD):
             try:
                 self._readable(lambda: self._folder.download(ref.path, target, ref.bytes))

@@ -22,7 +22,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 from storage.backends.folder_locks import hold_abandoned, lock_folder
 from storage.errors import StorageError, StorageFullError
 from storage.files import fsync_file
+from storage.fork_locks import new_lock
 from storage.manifest import FileRef
 
 __all__ = ["CACHE", "CACHE_BYTES", "DEFAULT_CACHE_BYTES", "ShardCache"]
@@ -64,7 +64,7 @@ class ShardCache:
         self.folder = Path(folder or os.environ.get(CACHE) or _default_folder()).absolute()
         self.max_bytes = _max_bytes_setting() if max_bytes is None else max_bytes
         self._session: _Session | None = None
-        self._session_lock = threading.Lock()
+        self._session_lock = new_lock(self, "_session_lock")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ShardCache, max_bytes=self.max_bytes), (self.folder,)

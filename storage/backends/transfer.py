@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from storage.errors import CorruptionError, StorageError
+from storage.fork_locks import new_lock
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -50,7 +50,7 @@ class RemoteFolder:
         self.url = _shown(url).rstrip("/")
         self.is_web = parts.scheme in ("http", "https")
         self._opening = (url.rstrip("/"), options)
-        self._lock = threading.Lock()
+        self._lock = new_lock(self, "_lock")
         self._opened: tuple[int, AbstractFileSystem, str] | None = None
 
     def names(self, folder: str) -> list[str]:
