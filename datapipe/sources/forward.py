@@ -35,28 +35,17 @@ class ForwardFile(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Read size bytes, fewer only at the end of the stream."""
-        wanted = -1 if size is None else size
-        pieces: list[bytes] = []
-        while wanted:
-            piece = self._stream.read(_SKIP_BYTES if wanted < 0 else min(wanted, 16 * _SKIP_BYTES))
-            if not piece:
-                break
-            pieces.append(piece)
-            self._position += len(piece)
-            wanted -= len(piece) if wanted > 0 else 0
-        return b"".join(pieces)
-
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self.read(len(buffer))
+        """Take what comes next, possibly less than fits: what stands before damage is not lost with it."""
+        data = self._stream.read(len(buffer))
+        self._position += len(data)
         buffer[: len(data)] = data
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence == io.SEEK_END:
             while self.read(_SKIP_BYTES):
-                pass
+                continue
             target = self._position + offset
         else:
             target = offset + (self._position if whence == io.SEEK_CUR else 0)
@@ -65,7 +54,7 @@ class ForwardFile(io.RawIOBase):
             self._stream = self._begin()
             self._position = 0
         while self._position < target and self.read(min(_SKIP_BYTES, target - self._position)):
-            pass
+            continue
         return self._position
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Final, TextIO
 
+from datapipe.errors import SourceError
 from datapipe.sources.compression import DAMAGE
 from datapipe.sources.jsonl_rows import RepeatedKeyError, unique_pairs
 from datapipe.sources.record import Fault
@@ -32,6 +33,8 @@ def read_json_rows(path: SourcePath) -> Iterator[Row | Fault]:
             for value, text in _objects(_Window(file)):
                 number += 1
                 yield _row(value, text, f"{path.name}#{number}", number)
+    except SourceError:
+        raise
     except (ValueError, RecursionError, *DAMAGE) as error:
         detail = f"{error}; objects from here on were not read"
         yield Fault(key="", place=f"{path.name}#{number + 1}", reason="bad_json", detail=detail)

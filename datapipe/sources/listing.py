@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from datapipe.errors import SourceError
 from datapipe.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_unsafe_path, printable
 from datapipe.sources.record import Fault, Note
 from datapipe.sources.remote import RemotePath, SourcePath
@@ -53,8 +55,14 @@ def list_folder(root: SourcePath) -> FolderListing:
 
 
 def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[os.DirEntry[str], str]]:
-    with os.scandir(folder) as scan:
-        entries = sorted(scan, key=lambda entry: entry.name)
+    try:
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+    except OSError as error:
+        if not prefix:
+            raise SourceError(f"{folder}: cannot be listed ({error.strerror})") from error
+        _add_fault(listing, prefix.rstrip("/"), "unreadable_folder", f"cannot be listed: {error.strerror}")
+        return
     folders: list[tuple[os.DirEntry[str], str]] = []
     for entry in entries:
         relative = prefix + entry.name
@@ -67,7 +75,7 @@ def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[o
             folders.append((entry, relative))
             if _suffix(relative) in MEDIA_SUFFIXES:
                 _add_fault(listing, relative, "not_a_file", "a directory is named like a picture")
-        elif entry.is_symlink() and entry.is_dir():
+        elif entry.is_symlink() and stat.S_ISDIR(_mode(entry)):
             listing.notes.append(_note(relative, "link_not_followed", "a link to a folder"))
         else:
             yield entry, relative
@@ -77,15 +85,24 @@ def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[o
 
 def _place(entry: os.DirEntry[str], relative: str, real_root: Path, listing: FolderListing) -> None:
     is_medium = _suffix(relative) in MEDIA_SUFFIXES
-    if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(real_root):
+    mode = _mode(entry)
+    if mode and entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(real_root):
         if is_medium:
             _add_fault(listing, relative, "path_outside_folder", "a link that leaves the folder")
         return
-    if not entry.is_file():
+    if not stat.S_ISREG(mode):
         if is_medium:
             _add_fault(listing, relative, "not_a_file", "a pipe, device or dead link is named like a picture")
         return
     _sort_in(relative, listing)
+
+
+def _mode(entry: os.DirEntry[str]) -> int:
+    """Kind of what an entry leads to; 0 for a link to nothing or to itself."""
+    try:
+        return entry.stat().st_mode
+    except OSError:
+        return 0
 
 
 def _sort_in(relative: str, listing: FolderListing) -> None:

@@ -101,7 +101,7 @@ class TableSource:
         )
         try:
             cells = {name: column.to_pylist() for name, column in zip(names, batch.batch.columns)}
-        except ValueError:
+        except (ValueError, OverflowError):
             return None  # text that is not UTF-8, or a date that Python does not know
         found = [MISSING] * len(batch.batch) if key is None else cells[key]
         constants = {name: [value] * len(batch.batch) for name, value in self._constants.items()}

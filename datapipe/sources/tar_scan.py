@@ -91,9 +91,11 @@ def scan_tar(path: SourcePath) -> TarScan:
         with open_tar(path) as tar:
             _scan_members(tar, path, scan)
     except SourceError as error:
-        is_empty = "empty file" in str(error)
-        detail = "the archive has 0 bytes" if is_empty else str(error)
-        scan.faults.append(_fault(path, 0, "empty" if is_empty else "bad_tar_header", detail))
+        if "empty file" in str(error):
+            scan.faults.append(_fault(path, 0, "empty", "the archive has 0 bytes"))
+        else:
+            reason = "truncated_tar" if isinstance(error.__cause__, EOFError) else "bad_tar_header"
+            scan.faults.append(_fault(path, 0, reason, str(error)))
     return scan
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import IO, Final, TextIO
 
 from datapipe.errors import SourceError
-from datapipe.sources.compression import open_plain
+from datapipe.sources.compression import DAMAGE, open_plain
 from datapipe.sources.remote import SourcePath
 
 __all__ = ["open_bytes", "open_text", "undecodable_byte"]
@@ -23,10 +23,13 @@ def open_bytes(path: SourcePath) -> Iterator[IO[bytes]]:
     """Open a text file for its bytes, after the byte order mark.
 
     Raises:
-        SourceError: If it is UTF-16 or UTF-32.
+        SourceError: If it is UTF-16 or UTF-32, or damaged from its first bytes on.
     """
     with open_plain(path) as file:
-        head = file.read(_HEAD_BYTES)
+        try:
+            head = file.read(_HEAD_BYTES)
+        except DAMAGE as error:
+            raise SourceError(f"{path}: not even its beginning can be read ({error})") from error
         if head.startswith(_WIDE_MARKS) or head[:2].count(0) == 1:
             raise SourceError(f"{path}: the text is UTF-16 or UTF-32; convert the file to UTF-8")
         file.seek(len(_MARK) if head.startswith(_MARK) else 0)
