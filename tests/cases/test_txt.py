@@ -54,6 +54,8 @@ def test_txt_03_invalid_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
     )
     table = pa.table({"image": ["a.png", "a.png"], "caption": text})
     pq.write_table(table, tmp_path / "t.parquet")
+    with pa.ipc.new_file(str(tmp_path / "t.arrow"), table.schema) as writer:
+        writer.write_table(table)
     with tarfile.open(tmp_path / "t.tar", "w") as tar:
         for name, data in (("x.png", png()), ("x.txt", b"caf\xe9"), ("y.png", png()), ("y.txt", b"ok")):
             member = tarfile.TarInfo(name)
@@ -63,6 +65,7 @@ def test_txt_03_invalid_utf8_is_refused_with_its_place(tmp_path: Path) -> None:
         ("t.csv", "t.csv:3", "0xe9"),
         ("t.jsonl", "t.jsonl:1", "byte 0xe9 at position 31"),
         ("t.parquet", "t.parquet#1", "byte 0xe9 at position 3"),
+        ("t.arrow", "t.arrow#1", "byte 0xe9 at position 3"),
         ("t.tar", "t.tar!x.png @0", "byte 0xe9 at position 3"),
     ):
         report = run(tmp_path / name, tmp_path / f"store-{name}")
