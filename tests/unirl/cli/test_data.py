@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from datapipe import SourceError
+from datapipe import DataError, SourceError
 from storage import FeatureStore, StorageError
 from unirl.cli.data import COMMANDS, data_app
 
@@ -98,6 +98,26 @@ def test_options_reach_the_ingest(folder: Path, tmp_path: Path) -> None:
         {"key": "p/a", "caption": "zero", "split": "sft"},
         {"key": "p/b", "caption": None, "split": "rl"},
     ]
+
+
+def test_media_options_reach_the_ingest(folder: Path, tmp_path: Path) -> None:
+    Image.new("RGBA", (40, 20)).save(folder / "clear.png")
+    (folder / "clear.txt").write_text("nothing to see")
+    options = ["--background", "0,0,255", "--resize", "20", "--reencode", "png", "--frames", "skip"]
+    tensors = ["--tensor", "small:uint8[3,4,6]", "--tensor", "real:float32[3,2,2]"]
+    more = ["--duplicates", "keep", "--engine", "local", "--commit-minutes", "0.5"]
+    result = call("ingest", folder, tmp_path / "store", *options, *tensors, *more)
+    assert result.exit_code == 0, result.output
+    store = FeatureStore.open(tmp_path / "store")
+    (row,) = store.select("key = 'clear'").rows.tolist()
+    found = np.asarray(Image.open(io.BytesIO(store.blob(row))))
+    assert found.shape == (10, 20, 3) and (found == (0, 0, 255)).all()
+    assert store.tensor("small").gather([row])[0, :, 0, 0].tolist() == [0, 0, 255]
+    assert store.tensor("real").gather([row])[0, :, 0, 0].tolist() == [-1, -1, 1]
+    trusted = call("ingest", folder, tmp_path / "trusted", "--trust")
+    assert trusted.exit_code == 0, trusted.output
+    assert FeatureStore.open(tmp_path / "trusted").select("phash IS NULL").keys()
+    assert isinstance(call("ingest", folder, tmp_path / "x", "--tensor", "a:int3[1]").exception, DataError)
 
 
 def test_a_dry_run_writes_nothing(folder: Path, tmp_path: Path) -> None:
