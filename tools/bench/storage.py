@@ -141,7 +141,11 @@ def _run(name: str, folder: Path, sizes: Sizes, python: Path, rounds: int, notes
 def measure(
     section: Section, folder: Path, python: Path, rounds: int
 ) -> tuple[storage_rows.Measured, list[str]]:
-    """The answers of each contender that works, one a round, and what went wrong with the others."""
+    """The answers of each contender that works, one a round, and what went wrong with the others.
+
+    Raises:
+        RuntimeError: If our own part fails; the log beside the files has the traceback.
+    """
     log = folder / f"{section.folder}.log"
     libraries: dict[str, Library] = {}
     measured: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -154,7 +158,7 @@ def measure(
             files = folder / section.folder / ("duckdb_own" if task == "filter_own" else module)
             answer = libraries[module].ask("open", task, data=str(folder / "data"), folder=str(files))
             if "error" in answer:
-                failures.append(f"{module} failed: {answer['error']}")
+                failures.append(_failure(module, answer, log))
             else:
                 measured[module, task] = []
         for number in range(rounds + 1):
@@ -162,7 +166,7 @@ def measure(
             for module, task in turns[number % len(turns) :] + turns[: number % len(turns)]:
                 answer = libraries[module].ask("run", task, round=number)
                 if "error" in answer:
-                    failures.append(f"{module} failed: {answer['error']}")
+                    failures.append(_failure(module, answer, log))
                     del measured[module, task]
                 elif number:
                     measured[module, task].append(answer)
@@ -171,6 +175,13 @@ def measure(
             library.close()
         shutil.rmtree(folder / "pictures", ignore_errors=True)
     return measured, failures
+
+
+def _failure(module: str, answer: dict[str, Any], log: Path) -> str:
+    text = f"{module} failed: {answer['error']}"
+    if module in _OWN:
+        raise RuntimeError(f"{text}; see {log}")
+    return text
 
 
 def _versions(python: Path) -> str:
