@@ -63,11 +63,13 @@ class Backend(ABC):
     url: what errors say, and what opens the store again.
     identity: the same text for two objects of this process exactly if they are the same place.
     read_only: whether every method under "Writing" raises a StorageError that says what to do instead.
+    evicts: whether shards may lose their place on this machine, so that none should stay mapped for long.
     """
 
     url: str
     identity: str
     read_only: bool
+    evicts: bool = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"

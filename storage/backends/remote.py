@@ -33,6 +33,8 @@ class RemoteBackend(ReadOnlyBackend):
     the newest snapshot is found from the hint that writers leave, and from the numbers after it.
     """
 
+    evicts = True
+
     def __init__(
         self,
         url: str,
