@@ -197,10 +197,6 @@ class SortedHashes:
         part = key_hash >> self._shift
         return bisect_left(self.values, key_hash, starts[part], starts[part + 1])
 
-    def has(self, at: int, key_hash: int) -> bool:
-        """Whether position `at` exists and has this hash."""
-        return at < len(self.values) and self.values[at] == key_hash
-
     def _directory(self) -> memoryview:
         """int64 (ranges + 1,): the position at which each range of hashes begins, and their number."""
         lowest = np.arange(1 << (64 - self._shift), dtype=np.uint64) << np.uint64(self._shift % 64)
