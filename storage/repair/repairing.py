@@ -1,4 +1,4 @@
-"""Finding broken files, publishing a snapshot without them, and putting them aside."""
+"""Publishing a snapshot without broken files, and putting them aside."""
 
 from __future__ import annotations
 
@@ -6,59 +6,29 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
 from storage.backends import LocalBackend
-from storage.checked_files import read_row_file
 from storage.deletion import install_deleted
 from storage.disk import write_errors
-from storage.errors import CommitConflictError, ManifestError
+from storage.errors import CommitConflictError
 from storage.files import fsync_directory, fsync_file
 from storage.index import QuarantineWriter
 from storage.integrity import Progress
 from storage.leases import hold_snapshot
 from storage.manifest import FileRef, Part, Snapshot
 from storage.manifest_json import encode_snapshot
-from storage.part_check import broken_files, file_problem, list_files
-from storage.repair.mending import Mend, examine, mend, record_lost
+from storage.repair.damage import Damage, find_damage
+from storage.repair.mending import mend, record_lost
 from storage.repair.report import RepairReport, lost_lines
-from storage.repair.salvage import Salvage
-from storage.snapshots import list_snapshot_ids, newest_snapshot, publish, read_snapshot, snapshot_name
+from storage.snapshots import publish, snapshot_name
 from storage.staging import Staging
 
 __all__ = ["repair_store"]
 
 _FOLDER = "broken"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Damage:
-    """What is wrong with a store.
-
-    base: the newest snapshot that can be read.
-    newest: the highest number of a snapshot.
-    damaged: numbers of snapshots that cannot be read.
-    broken: file -> what is wrong with it.
-    mends: one for each part with a broken file.
-    deleted: int64, rows that stay deleted.
-    """
-
-    base: Snapshot
-    newest: int
-    damaged: tuple[int, ...]
-    broken: dict[str, str]
-    mends: tuple[Mend, ...]
-    deleted: np.ndarray
-    notes: tuple[str, ...]
-
-    @property
-    def is_superseded(self) -> bool:
-        """Whether newer snapshots than `base` cannot be read."""
-        return self.base.id < self.newest
 
 
 def repair_store(
@@ -79,7 +49,7 @@ def repair_store(
         CommitConflictError: If another writer changed a broken part meanwhile.
     """
     backend = LocalBackend(path)
-    damage = _find_damage(backend, progress)
+    damage = find_damage(backend, progress)
     lease = hold_snapshot(backend, damage.base.id)
     try:
         if dry_run or not (damage.broken or damage.damaged):
@@ -91,77 +61,7 @@ def repair_store(
         del lease
 
 
-def _find_damage(backend: LocalBackend, progress: Progress | None) -> _Damage:
-    ids = list_snapshot_ids(backend)
-    if not ids:
-        newest_snapshot(backend)  # Says why there is none.
-    readable, damaged = [], []
-    for number in ids:
-        try:
-            readable.append(read_snapshot(backend, number))
-        except ManifestError:
-            damaged.append(number)
-    if not readable:
-        raise ManifestError(
-            f"{backend.url}: none of {len(ids)} snapshots can be read; copy snapshots/ back from a backup"
-        )
-    base = readable[-1]
-    notes = [_stand_in_note(base, ids[-1])] if base.id < ids[-1] else []
-    alone = [*base.quarantine, *([base.deleted] if base.deleted else [])]
-    broken = {ref.path: text for ref in alone if (text := file_problem(backend, ref))}
-    deleted = _deleted_rows(backend, base, readable, broken, notes)
-    mends = []
-    total = sum(ref.bytes for part in base.parts for ref in list_files(part))
-    done = 0
-    for part in base.parts:
-        found = broken_files(backend, part)
-        if found:
-            broken |= found
-            mends.append(examine(Salvage(backend, part, found), base, deleted))
-        done += sum(ref.bytes for ref in list_files(part))
-        if progress is not None:
-            progress(done, total)
-    return _Damage(
-        base=base,
-        newest=ids[-1],
-        damaged=tuple(damaged),
-        broken=broken,
-        mends=tuple(mends),
-        deleted=deleted,
-        notes=tuple(notes),
-    )
-
-
-def _stand_in_note(base: Snapshot, newest: int) -> str:
-    return (
-        f"snapshot {newest} cannot be read: snapshot {base.id} stands in for it, and what was written since "
-        f"is not in the store (its files stay until gc removes what no snapshot lists)"
-    )
-
-
-def _deleted_rows(
-    backend: LocalBackend,
-    base: Snapshot,
-    readable: Sequence[Snapshot],
-    broken: dict[str, str],
-    notes: list[str],
-) -> np.ndarray:
-    """The deleted rows of `base`; if their file is broken, those of the last snapshot that has its own."""
-    for snapshot in reversed(readable):
-        ref = snapshot.deleted
-        if ref is not None and file_problem(backend, ref):
-            continue
-        rows = np.empty(0, np.int64) if ref is None else read_row_file(backend, ref)
-        if ref != base.deleted and base.deleted is not None:
-            notes.append(
-                f"the list of deleted rows is broken: that of snapshot {snapshot.id} was taken, so that up "
-                f"to {max(base.deleted.rows - len(rows), 0)} rows that were deleted later are there again"
-            )
-        return rows
-    return np.empty(0, np.int64)
-
-
-def _repair(backend: LocalBackend, damage: _Damage) -> RepairReport:
+def _repair(backend: LocalBackend, damage: Damage) -> RepairReport:
     staging = Staging(backend)
     folder = f"{_FOLDER}/{staging.id}"
     try:
@@ -199,7 +99,7 @@ def _put_aside(backend: LocalBackend, name: str, folder: str) -> bool:
     return True
 
 
-def _quarantine(staging: Staging, damage: _Damage) -> tuple[FileRef, ...]:
+def _quarantine(staging: Staging, damage: Damage) -> tuple[FileRef, ...]:
     if not any(fix.lost for fix in damage.mends):
         return ()
     writer = QuarantineWriter(staging.path / "quarantine.parquet")
@@ -211,7 +111,7 @@ def _quarantine(staging: Staging, damage: _Damage) -> tuple[FileRef, ...]:
 
 def _publish(
     backend: LocalBackend,
-    damage: _Damage,
+    damage: Damage,
     parts: Sequence[Part | None],
     refused: tuple[FileRef, ...],
     staging: Staging,
@@ -233,7 +133,7 @@ def _publish(
 def _mended(
     backend: LocalBackend,
     newest: Snapshot,
-    damage: _Damage,
+    damage: Damage,
     made: Sequence[Part | None],
     refused: tuple[FileRef, ...],
     staging: Staging,
@@ -262,7 +162,7 @@ def _mended(
     )
 
 
-def _report(damage: _Damage, snapshot: int | None, folder: str | None, moved: Sequence[str]) -> RepairReport:
+def _report(damage: Damage, snapshot: int | None, folder: str | None, moved: Sequence[str]) -> RepairReport:
     missing: dict[str, int] = {}
     for fix in damage.mends:
         for name, count in fix.missing.items():
