@@ -307,8 +307,8 @@ class IngestRun:
         known = self._known.find(key)
         if known is not None and (known.source, known.place) == (source.name, item.place):
             return [_Skip(key, item.place)]
-        if item.load is None:
-            return self._judge_all([item], source.name)  # text alone is not worth a thread
+        if item.load is None or (self._judge.media.trust and "://" not in source.base):
+            return self._judge_all([item], source.name)  # a text or a header here is not worth a thread
         return None
 
     def _judge_all(self, records: Sequence[Record], source: str) -> list[Row | Fault]:
