@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["boxes_of_file", "claimed_samples"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["boxes_of_file", "claimed_samples", "composition_offsets"]
 
 
 def boxes_of_file(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int, int]]:
@@ -29,25 +32,54 @@ def boxes_of_file(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int, int]]
 def claimed_samples(file: BinaryIO, size: int) -> int:
     """Frames that `stsz` of the first video track claims (8.7.3); 0 when there is none. FFmpeg takes the
     word of another table."""
+    tracks = _video_tracks(file, size)
+    return _claim(_table(tracks[0], b"stsz")) if tracks else 0
+
+
+def composition_offsets(file: BinaryIO, size: int) -> NDArray[np.int64]:
+    """From decoding to presentation time (`ctts`, 8.6.1.3) of each sample of the only video track.
+
+    Returns:
+        int64 (F,), in units of the track's clock; empty for files with several video tracks, or without a
+        table that fits the count of samples.
+    """
+    tracks = _video_tracks(file, size)
+    if len(tracks) != 1:
+        return np.zeros(0, np.int64)
+    count = _claim(_table(tracks[0], b"stsz"))
+    table = _table(tracks[0], b"ctts")
+    if len(table) < 8:
+        return np.zeros(count if count <= size else 0, np.int64)
+    num_runs = min(int.from_bytes(table[4:8], "big"), (len(table) - 8) // 8)
+    runs = np.frombuffer(table, dtype=">i4", count=2 * num_runs, offset=8).reshape(-1, 2).astype(np.int64)
+    if count > size or (runs[:, 0] < 0).any() or runs[:, 0].sum() != count:
+        return np.zeros(0, np.int64)
+    return np.repeat(runs[:, 1], runs[:, 0])
+
+
+def _video_tracks(file: BinaryIO, size: int) -> list[memoryview]:
     for name, start, end in boxes_of_file(file, size):
         if name == b"moov":
             file.seek(start)
             moov = memoryview(file.read(end - start))
-            return next((_samples(track) for track in _find(moov, b"trak") if _is_video(track)), 0)
-    return 0
+            return [track for track in _find(moov, b"trak") if _is_video(track)]
+    return []
 
 
 def _is_video(track: memoryview) -> bool:
-    return any(
-        handler[8:12] == b"vide" for media in _find(track, b"mdia") for handler in _find(media, b"hdlr")
-    )
+    handlers = (handler for media in _find(track, b"mdia") for handler in _find(media, b"hdlr"))
+    return any(handler[8:12] == b"vide" for handler in handlers)
 
 
-def _samples(track: memoryview) -> int:
+def _table(track: memoryview, wanted: bytes) -> memoryview:
     inner = track
-    for name in (b"mdia", b"minf", b"stbl", b"stsz"):
+    for name in (b"mdia", b"minf", b"stbl", wanted):
         inner = next(_find(inner, name), memoryview(b""))
-    return int.from_bytes(inner[8:12], "big")
+    return inner
+
+
+def _claim(table: memoryview | bytes) -> int:
+    return int.from_bytes(table[8:12], "big")
 
 
 def _find(parent: memoryview, wanted: bytes) -> Iterator[memoryview]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from functools import partial
+from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from datapipe.decode.video.boxes import composition_offsets
 from datapipe.decode.video.info import VideoInfo
 from datapipe.decode.video.opening import OpenVideo
 from datapipe.decode.video.packages import import_av
@@ -20,6 +22,7 @@ __all__ = ["FrameIndex", "index_from_packets"]
 _INDEXED_CONTAINERS: Final = frozenset({"mp4", "mov", "mkv", "webm"})
 _ONE_PICTURE: Final = frozenset({"h264", "hevc", "vp9", "av1", "mpeg4", "mjpeg"})
 
+_HEAD_BYTES: Final = 4096
 _MAX_ROUNDING_S: Final = Fraction(1, 2000)
 
 
@@ -66,23 +69,21 @@ class FrameIndex:
         return min(max(found, 0), len(self.pts) - 1)
 
 
-def index_from_packets(video: OpenVideo) -> FrameIndex | None:
-    """Read the times of all packets, without decoding; None where they do not tell the frames for sure.
+def index_from_packets(video: OpenVideo, *, use_tables: bool = True) -> FrameIndex | None:
+    """Learn the times of all packets, without decoding; None where they do not tell the frames for sure.
 
-    The file is left at its end.
+    Args:
+        video: Open file. It is left at its end if all packets have to be read.
+        use_tables: Whether the tables of an MP4 are enough, which tell the times at once. They leave out
+            key frames that are no place to start at, which has_open_groups then does not count.
     """
     if video.facts.container not in _INDEXED_CONTAINERS or video.facts.codec not in _ONE_PICTURE:
         return None
-    log = PacketLog(video.facts.codec, video.stream.codec_context.extradata)
-    try:
-        for packet in video.container.demux(video.stream):
-            if packet.is_corrupt:
-                return None
-            if packet.size:
-                log.add(packet)
-    except import_av().error.FFmpegError:
-        return None
-    if not log.is_indexable or log.num_packets == 0 or len(log.entry_pts) == 0:
+    position = video.file.tell()
+    log = _log_from_tables(video) if use_tables else None
+    video.file.seek(position)  # FFmpeg counts on finding the file where it left it
+    log = log or _log_from_packets(video)
+    if log is None or not log.is_indexable or log.num_packets == 0 or len(log.entry_pts) == 0:
         return None
     return FrameIndex(
         pts=log.pts,
@@ -93,3 +94,40 @@ def index_from_packets(video: OpenVideo) -> FrameIndex | None:
         has_edits=log.num_discarded > 0,
         has_open_groups=log.num_open_entries + log.num_leading > 0,
     )
+
+
+def _log_from_tables(video: OpenVideo) -> PacketLog | None:
+    """The log that reading all packets would give, from FFmpeg's index of decoding times and the table of
+    offsets to presentation times, which that index leaves out. None where they do not fit together."""
+    if video.facts.container not in ("mp4", "mov"):
+        return None
+    samples = video.stream.index_entries
+    offsets = composition_offsets(video.file, video.size_bytes)
+    if len(samples) == 0 or len(offsets) != len(samples):
+        return None
+    shift = max(0, -int(offsets.min()))  # FFmpeg moves decoding times back, so that no offset is negative
+    log = PacketLog(video.facts.codec, video.stream.codec_context.extradata)
+    for sample, offset in zip(samples, offsets.tolist()):
+        if sample.pos + sample.size > video.size_bytes:
+            return None
+        read = partial(_read_head, video.file, sample.pos, sample.size)
+        log.add(sample.timestamp + shift + offset, sample.is_keyframe, sample.is_discard, read)
+    return log
+
+
+def _read_head(file: BinaryIO, start: int, size: int) -> bytes:
+    file.seek(start)
+    return file.read(min(size, _HEAD_BYTES))
+
+
+def _log_from_packets(video: OpenVideo) -> PacketLog | None:
+    log = PacketLog(video.facts.codec, video.stream.codec_context.extradata)
+    try:
+        for packet in video.container.demux(video.stream):
+            if packet.is_corrupt:
+                return None
+            if packet.size:
+                log.add_packet(packet)
+    except import_av().error.FFmpegError:
+        return None
+    return log

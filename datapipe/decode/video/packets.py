@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -34,21 +34,31 @@ class PacketLog:
         self.num_leading = 0  # frames stored after a key frame and shown before it
         self._has_gaps = False  # packets without a time
 
-    def add(self, packet: Packet) -> None:
-        if packet.is_discard:
+    def add_packet(self, packet: Packet) -> None:
+        self.add(packet.pts, packet.is_keyframe, packet.is_discard, lambda: bytes(packet))
+
+    def add(self, pts: int | None, is_key: bool, is_discard: bool, read: Callable[[], bytes]) -> None:
+        """Note one packet.
+
+        Args:
+            pts: When its frame is shown; None when the container does not say.
+            is_key: Whether the container marks it as a key frame.
+            is_discard: Whether an edit list leaves it out.
+            read: Gives its first bytes; asked for key frames only.
+        """
+        if is_discard:
             self.num_discarded += 1
         else:
             self.num_packets += 1
-        pts = packet.pts
         if pts is None:
             self._has_gaps = True
             return
-        if not packet.is_discard:
+        if not is_discard:
             self._pts.append(pts)
         if self._entries and pts < self._entries[-1]:
             self.num_leading += 1
-        if packet.is_keyframe:
-            if self._is_entry(packet):
+        if is_key:
+            if self._is_entry(read()):
                 self._entries.append(pts)
             else:
                 self.num_open_entries += 1
@@ -70,12 +80,11 @@ class PacketLog:
     def _entries_increase(self) -> bool:
         return all(left < right for left, right in pairwise(self._entries))
 
-    def _is_entry(self, packet: Packet) -> bool:
+    def _is_entry(self, data: bytes) -> bool:
         if self._codec == "h264":
-            return any(_is_h264_entry(nal) for nal in _nals(bytes(packet), self._length_bytes))
+            return any(_is_h264_entry(nal) for nal in _nals(data, self._length_bytes))
         if self._codec == "hevc":
-            types = ((nal[0] >> 1) & 0x3F for nal in _nals(bytes(packet), self._length_bytes))
-            return any(kind in _HEVC_ENTRY for kind in types)
+            return any((nal[0] >> 1) & 0x3F in _HEVC_ENTRY for nal in _nals(data, self._length_bytes))
         return True
 
 

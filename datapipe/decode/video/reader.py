@@ -81,7 +81,10 @@ class VideoReader:
         self._facts = video.facts
         self._info = info
         self._orientation: Orientation | None = None
-        index = index_from_packets(video) if info is None else FrameIndex.from_info(info)
+        if info is None:
+            index = index_from_packets(video, use_tables=backend != "decord")
+        else:
+            index = FrameIndex.from_info(info)
         if index is None or (num_frames is not None and num_frames != len(index)):
             video.close()
             self._use_scan()

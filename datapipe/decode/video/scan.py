@@ -93,7 +93,7 @@ def decoded_frames(
         if packet.size == 0:
             continue  # repeats the last picture, or is the end; the decoder would take it for the end
         if log is not None:
-            log.add(packet)
+            log.add_packet(packet)
         try:
             yield from decoder.decode(packet)
         except error_kind as error:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from datapipe.decode.video import VideoReader, scan_video
 from datapipe.decode.video.decord_frames import decord_fault
-from datapipe.decode.video.frame_index import FrameIndex
+from datapipe.decode.video.frame_index import FrameIndex, _log_from_packets, _log_from_tables
 from datapipe.decode.video.opening import open_video
 from datapipe.decode.video.orientation import UPRIGHT
 from datapipe.errors import DataError, DecodeError
@@ -104,6 +104,41 @@ def test_every_way_gives_the_frames_of_a_plain_decode(name: str) -> None:
                 np.testing.assert_array_equal(frame, other)
             window = range(clip_start, min(clip_start + 16, count))
             np.testing.assert_array_equal(reader.frames(window), np.stack([expected[i] for i in window]))
+
+
+TABLE_CLIPS: Mapping[str, tuple[dict[str, object], bool]] = {  # and whether the tables are enough
+    "reordered": ({"group": 7}, True),
+    "in order": ({"b_frames": 0}, True),
+    "quicktime": ({"container": "mov"}, True),
+    "negative offsets": ({"container_options": {"movflags": "negative_cts_offsets"}}, True),
+    "edit list": ({"times": list(range(-5, 23))}, True),
+    "with sound": ({"has_sound": True}, True),
+    "hevc": ({"codec": "libx265", "options": X265}, True),
+    "one frame": ({"num_frames": 1}, True),
+    "fragments": ({"container_options": {"movflags": "frag_keyframe+empty_moov"}, "group": 5}, False),
+    "matroska": ({"container": "matroska"}, False),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_CLIPS)
+def test_the_tables_of_an_mp4_say_what_its_packets_say(name: str) -> None:
+    options, are_enough = TABLE_CLIPS[name]
+    clip = make_clip(**({"num_frames": 28} | options))  # type: ignore[arg-type]
+    with open_video(clip) as video:
+        from_tables = _log_from_tables(video)
+    with open_video(clip) as video:
+        from_packets = _log_from_packets(video)
+    assert from_packets is not None
+    assert (from_tables is not None) == are_enough
+    if from_tables is not None:
+        said, expected = vars(from_tables), vars(from_packets)
+        assert said.pop("num_open_entries") <= expected.pop("num_open_entries")
+        assert said == expected
+
+
+def test_an_edit_list_in_pieces_is_read_from_its_packets() -> None:
+    with open_video(set_edit_list(make_clip(30, group=10), [(333, 1024), (333, 1024)])) as video:
+        assert _log_from_tables(video) is None
 
 
 def test_each_reason_to_leave_decord_is_given() -> None:
