@@ -97,6 +97,7 @@ def test_every_file_is_of_a_documented_kind(filled):
         rf"quarantine/part-{part}\.parquet",
         rf"index/deleted-{part}-\d+\.arrow",
         r"tags/[\w.-]+\.json",
+        r"newest-snapshot",
     ]
     for path in filled.path.rglob("*"):
         if path.is_file():
