@@ -10,7 +10,7 @@ from storage.backends.base import Backend
 from storage.checked_files import read_row_file
 from storage.errors import CorruptionError
 from storage.manifest import TensorFile, TensorSpec
-from storage.tensors import block_checksums, block_rows, read_block_checksums
+from storage.tensors import block_rows, read_block_checksums
 
 __all__ = ["TensorShard"]
 
@@ -65,16 +65,17 @@ class TensorShard:
         if policy == "never" or (policy == "first-read" and not self._num_unread):
             return
         if isinstance(rows, slice):
-            blocks = np.arange(rows.start // self._block_rows, -(-rows.stop // self._block_rows))
+            touched = np.arange(rows.start // self._block_rows, -(-rows.stop // self._block_rows))
         else:
-            blocks = np.unique(rows // self._block_rows)
+            touched = rows // self._block_rows
         if policy == "first-read":
-            blocks = blocks[self._unread[blocks]]
-        for block in blocks.tolist():
+            touched = touched[self._unread[touched]]
+        blocks = sorted(set(touched.tolist()))
+        for block in blocks:
             self._check_block(block)
-        fresh = blocks[self._unread[blocks]]
-        self._unread[fresh] = False
-        self._num_unread = int(np.count_nonzero(self._unread)) if len(fresh) else self._num_unread
+        if blocks and self._num_unread:
+            self._unread[blocks] = False
+            self._num_unread = int(np.count_nonzero(self._unread))
 
     def check_row(self, row: int, policy: str) -> None:
         """`check` for one row."""
@@ -85,7 +86,7 @@ class TensorShard:
 
     def _check_block(self, block: int) -> None:
         step = self._block_rows * self._spec.row_bytes
-        found = block_checksums(self._raw[block * step : (block + 1) * step], self._spec)[0]
+        found = xxhash.xxh3_64_intdigest(self._raw[block * step : (block + 1) * step].data)
         if found != self.checksums[block]:
             first = block * self._block_rows
             raise CorruptionError(

@@ -15,10 +15,11 @@ from storage import FeatureStore
 
 def main() -> None:
     """Print the seconds of opening and of the batch."""
+    rng = np.random.default_rng(0)
     started = time.perf_counter()
     store = FeatureStore.open(sys.argv[1])
     opened = time.perf_counter()
-    rows = np.random.default_rng(0).permutation(len(store))[:256]
+    rows = rng.permutation(len(store))[:256]
     store.tensor("image").gather(rows)
     print(opened - started, time.perf_counter() - opened)
 
