@@ -82,9 +82,11 @@ class TensorColumn:
             raise self._no_value(int(wanted[at.argmin()]))
         shard = self._shard(int(parts[0]))
         start, stop = int(at[0]), int(at[-1]) + 1
+        # First the map, which compares the file: one that was truncated meanwhile must not be looked at.
+        view = shard.private(start, stop)
         shard.check(slice(start, stop), self._store.policy)
         self._store.counters.bytes_read += (stop - start) * self._spec.row_bytes
-        return shard.private(start, stop)
+        return view
 
     def row(self, row: int) -> np.ndarray:
         """One row, copied, of the column's shape. For many rows `gather` is faster.
@@ -182,7 +184,9 @@ class TensorColumn:
     def _shard(self, part: int) -> TensorShard:
         shard = self._shards.get(part)
         if shard is None:
-            shard = self._shards[part] = self._store.part(part).tensor(self.name, self._spec)
+            shard = self._store.part(part).tensor(self.name, self._spec)
+            if not self._store.backend.evicts:
+                self._shards[part] = shard
         return shard
 
     def _no_value(self, row: int) -> TensorColumnError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
+import multiprocessing
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import CorruptionError, FeatureStore
+from tools.soak.memory import read_in_little_memory, write_large_store
 
 
 @pytest.fixture
@@ -46,6 +50,7 @@ def test_arrow_02_row_groups_are_bounded_and_nested_values_read_back(tmp_path):
     with pq.ParquetFile(store.path / store.snapshot.parts[0].index.path) as file:
         sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
         assert len(sizes) >= 3 and max(sizes) < 100 << 20
+        assert not any(pa.types.is_nested(field.type) for field in file.schema_arrow)
     row = store.select("key = '159'").to_arrow(["text", "meta"]).to_pylist()[0]
     assert row["text"][:3] == chr(97 + 159 % 26) * 3 and len(row["text"]) == 1 << 20
     assert (
@@ -56,7 +61,8 @@ def test_arrow_02_row_groups_are_bounded_and_nested_values_read_back(tmp_path):
 
 def test_arrow_03_no_published_file_is_ever_rewritten(store):
     def fingerprints() -> dict[Path, tuple[int, int, int]]:
-        found = {path: path.stat() for path in store.path.rglob("*") if path.is_file()}
+        """All but what lies beside the folders: the hint which snapshot is the newest."""
+        found = {path: path.stat() for path in store.path.glob("*/**/*") if path.is_file()}
         return {path: (status.st_ino, status.st_mtime_ns, status.st_size) for path, status in found.items()}
 
     before = fingerprints()
@@ -78,6 +84,45 @@ def test_arrow_03_a_reader_keeps_what_it_mapped_and_notices_another_file(store):
     assert (store.tensor("x").gather(np.arange(100, 200))[:, 0, 0] == np.arange(100, 200)).all()
     with pytest.raises(CorruptionError, match="was replaced while it was in use"):
         store.tensor("x")[0:1]
+
+
+def _change_under_a_reader(path: Path, change: str, read: str, connection) -> None:
+    faulthandler.disable()
+    store = FeatureStore.open(path, verify="always")
+    column = store.tensor("x")
+    column.gather(np.arange(200))
+    shard = path / store.snapshot.parts[0].tensors["x"].path
+    content = shard.read_bytes()
+    with shard.open("r+b") as file:
+        if change == "truncate":
+            file.truncate(4096)
+        else:
+            file.seek(len(content) // 2)
+            file.write(b"other" * 100)
+    try:
+        rows = column[0:200] if read == "view" else column.gather(np.arange(200))
+    except CorruptionError as error:
+        connection.send(str(error))
+    else:
+        connection.send(float(rows.sum()))
+
+
+@pytest.mark.parametrize("read", ["view", "gather"])
+@pytest.mark.parametrize("change", ["truncate", "rewrite"])
+def test_arrow_03_a_shard_that_is_changed_in_place_is_never_read_as_if_it_were_whole(store, change, read):
+    """Nobody should do this. Views and checksums notice it; SIGBUS ends what else touches a cut map."""
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    child = context.Process(target=_change_under_a_reader, args=(store.path, change, read, theirs))
+    child.start()
+    theirs.close()
+    child.join()
+    if child.exitcode == -signal.SIGBUS:
+        assert (change, read) == ("truncate", "gather")
+    else:
+        assert child.exitcode == 0
+        text = mine.recv()
+        assert "the shard has 4096 bytes" in text or "do not match their checksum" in text
 
 
 def _private_bytes() -> int:
@@ -130,3 +175,10 @@ def test_arrow_08_page_cache_is_not_private_memory(store):
         assert (batch[:, 0, 0] == rows).all()
     assert _private_bytes() - before < 3 << 20
     assert store.counters.bytes_copied == 61 * batch.nbytes
+
+
+@pytest.mark.slow
+def test_arrow_08_a_store_larger_than_the_memory_limit_is_read_to_its_end(tmp_path):
+    """A memory cgroup where one can be made, else a limit on the heap; `make soak` reads 2 GB in 512 MB."""
+    write_large_store(tmp_path / "store", 96 << 20)
+    assert read_in_little_memory(tmp_path / "store", 32 << 20) in ("cgroup", "heap limit")

@@ -5,15 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import signal
 import threading
+from contextlib import ExitStack
+from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 
-from storage import FeatureStore, StorageError
+from storage import CommitConflictError, FeatureStore, StorageError, StorageFullError
 from storage.blobs import BlobWriter
+from tools.soak.small_disk import mount_small_disk, only_bytes_free
 
 
 @pytest.fixture
@@ -46,6 +51,23 @@ def test_lmdb_01_a_commit_larger_than_the_first_map(store):
             writer.add(f"big{i}", i.to_bytes(2, "big") + blob)
     newer = store.refresh()
     assert all(newer.blob(50 + i) == i.to_bytes(2, "big") + blob for i in range(0, 150, 7))
+
+
+def _append_in_little_address_space(path) -> None:
+    size = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (size + (500 << 20), size + (500 << 20)))
+    blob = os.urandom(1 << 20)
+    FeatureStore.open(path).append({"key": f"big{i}", "blob": blob[i:]} for i in range(100))
+
+
+def test_lmdb_01_the_map_grows_within_a_limited_address_space(store):
+    """No map of a terabyte is asked for: one of some hundred megabytes is enough for a hundred."""
+    child = multiprocessing.get_context("fork").Process(
+        target=_append_in_little_address_space, args=(store.path,)
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and len(store.refresh().blob(149)) == (1 << 20) - 99
 
 
 def _hold_and_wait(store: FeatureStore, ready) -> None:
@@ -93,6 +115,34 @@ def test_lmdb_03_workers_of_every_kind_read_after_the_parent_did(store, method):
     assert _read(store, 5) == (b"5" * 500, 10)
 
 
+class _Samples:
+    """What a user writes around a store."""
+
+    def __init__(self, store: FeatureStore) -> None:
+        self.store = store
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, row: int) -> tuple[bytes, int]:
+        return _read(self.store, row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_lmdb_03_the_workers_of_a_data_loader(store, method):
+    from torch.utils.data import DataLoader
+
+    samples = _Samples(store)
+    assert samples[4] == (b"4" * 500, 10)
+    loader = DataLoader(
+        samples, batch_size=10, num_workers=2, multiprocessing_context=method, collate_fn=list
+    )
+    for _ in range(2):
+        assert [blob for batch in loader for blob, _ in batch] == [b"%d" % row * 500 for row in range(50)]
+    assert samples[5] == (b"5" * 500, 10)
+
+
 def test_lmdb_04_one_path_opened_three_ways(store, monkeypatch):
     link = store.path.parent / "link"
     link.symlink_to(store.path)
@@ -108,28 +158,88 @@ def test_lmdb_04_one_path_opened_three_ways(store, monkeypatch):
     assert handles[1].blob(11) == b"11" * 500
 
 
-def _append_until_full(path, connection) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-    try:
-        FeatureStore.open(path).append({"key": f"x{i}", "blob": os.urandom(1 << 16)} for i in range(128))
-    except OSError as error:
-        connection.send((isinstance(error, StorageError), str(error)))
-
-
-def test_lmdb_07_a_full_disk_is_an_error_and_keeps_the_last_commit(store):
-    """A limit on file sizes stands for the full disk: both make the write fail, neither may be a SIGBUS."""
-    context = multiprocessing.get_context("fork")
-    mine, theirs = context.Pipe()
-    child = context.Process(target=_append_until_full, args=(store.path, theirs))
-    child.start()
-    is_ours, text = mine.recv()
-    child.join()
-    assert child.exitcode == 0 and is_ours and "cannot be written" in text
+def _append_until_full(folder: Path, has_disk: bool, connection) -> None:
+    if has_disk:
+        assert mount_small_disk(folder, 4 << 20, 1000)
+    store = FeatureStore.create(folder / "store")
+    store.append({"key": f"k{i}", "blob": b"%d" % i * 500} for i in range(50))
+    with ExitStack() as limit:
+        if not has_disk:
+            limit.enter_context(only_bytes_free(folder, 1 << 20, mounted=False))
+        with pytest.raises(StorageFullError) as caught:
+            store.append({"key": f"x{i}", "blob": os.urandom(1 << 16)} for i in range(128))
     newest = store.refresh()
     assert newest.snapshot.id == 1 and newest.verify().ok
-    assert newest.gc(grace_s=0).removed == []
+    assert newest.gc(grace_s=0).removed == [] and not list((newest.path / "staging").iterdir())
     newest.append([{"key": "fits", "blob": b"1"}])
+    assert newest.refresh().blob(7) == b"7" * 500 and newest.refresh().blob(50) == b"1"
+    connection.send(str(caught.value))
+
+
+@pytest.mark.parametrize("has_disk", [True, False])
+def test_lmdb_07_a_full_disk_is_an_error_and_keeps_the_last_commit(tmp_path, has_disk):
+    """A disk of 4 MB, 8 MB of blobs; and a limit on file sizes, which any user may set."""
+    if has_disk and not _may_mount(tmp_path):
+        has_disk = False
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    child = context.Process(target=_append_until_full, args=(tmp_path, has_disk, theirs))
+    child.start()
+    theirs.close()
+    text = mine.recv()
+    child.join()
+    assert child.exitcode == 0
+    assert re.search(r"the disk is full .*: \d+ bytes were written .*, \d+ bytes are free", text)
+
+
+def _may_mount(folder: Path) -> bool:
+    child = multiprocessing.get_context("fork").Process(target=_mount_or_fail, args=(folder,))
+    child.start()
+    child.join()
+    return child.exitcode == 0
+
+
+def _mount_or_fail(folder: Path) -> None:
+    os._exit(0 if mount_small_disk(folder, 1 << 20, 10) else 1)
+
+
+def test_lmdb_08_a_network_folder_is_written_to_only_when_that_is_asked_for(store, monkeypatch, tmp_path):
+    """Its locks may not be seen by other machines; the mount table says which folder is one."""
+    mounts = tmp_path / "mountinfo"
+    parent = str(store.path.parent).replace(" ", "\\040")
+    mounts.write_text(f"1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / {parent} rw - nfs4 host:/share rw\n")
+    monkeypatch.setattr("storage.backends.network.MOUNTS", mounts)
+    monkeypatch.delenv("UNIRL_ALLOW_NETWORK_FS", raising=False)
+    remote = FeatureStore.open(store.path)
+    assert remote.blob(7) == b"7" * 500 and remote.row("k9") == 9 and remote.verify().ok
+    for act in (
+        lambda: remote.append([{"key": "new"}]),
+        lambda: remote.delete("n = 1"),
+        lambda: remote.tag("v1"),
+        lambda: remote.gc(grace_s=0),
+        lambda: FeatureStore.create(store.path.parent / "other"),
+    ):
+        with pytest.raises(StorageError, match=r"network file system .*UNIRL_ALLOW_NETWORK_FS"):
+            act()
+    monkeypatch.setenv("UNIRL_ALLOW_NETWORK_FS", "1")
+    forced = FeatureStore.open(store.path)
+    forced.append([{"key": "new", "blob": b"1"}])
+    assert forced.refresh().blob(50) == b"1" and forced.refresh().verify().ok
+
+
+def test_lmdb_08_two_runs_of_one_computation_do_not_meet(store):
+    """The second ends with a message that says who holds the lock, and the first is not disturbed."""
+
+    def compute(view):
+        if compute.is_first:
+            compute.is_first = False
+            with pytest.raises(CommitConflictError, match="another run computes tensor 'y'"):
+                FeatureStore.open(store.path).add_column("y", compute, dtype="int64", shape=())
+        return view.rows
+
+    compute.is_first = True
+    store.add_column("y", compute, dtype="int64", shape=())
+    assert store.refresh().tensor("y").gather(np.arange(50)).tolist() == list(range(50))
 
 
 def _write_rows(path, name: int) -> None:
