@@ -52,7 +52,7 @@ def kills(forkserver, action: str, source: Path, path: Path, stride: int) -> Ite
 
 @pytest.mark.parametrize(
     ("action", "stride", "sizes"),
-    [("seal", 23, {100, 120}), ("import", 11, {100, 160}), ("compact", 11, {100})],
+    [("seal", 27, {100, 120}), ("import", 13, {100, 160}), ("compact", 17, {100})],
 )
 def test_all_or_nothing(filled, tmp_path, filler, forkserver, action, stride, sizes):
     other = filler(FeatureStore.create(tmp_path / "other"), 200, 260)
@@ -68,7 +68,7 @@ def test_all_or_nothing(filled, tmp_path, filler, forkserver, action, stride, si
 
 
 def test_a_killed_export_has_no_name(filled, tmp_path, forkserver):
-    for path in kills(forkserver, "export", filled.path, tmp_path / "copy", 5):
+    for path in kills(forkserver, "export", filled.path, tmp_path / "copy", 6):
         if (path / "exported").exists():
             back = FeatureStore.create(tmp_path / "back", exist_ok=True)
             if not len(back):
@@ -85,7 +85,7 @@ def test_a_killed_repair_loses_nothing_more(filled, tmp_path, forkserver):
     data[offset] ^= 1
     blobs.write_bytes(data)
     wanted = [f"k{i:05d}" for i in range(100) if i != 7]
-    for path in kills(forkserver, "repair", filled.path, tmp_path / "copy", 13):
+    for path in kills(forkserver, "repair", filled.path, tmp_path / "copy", 19):
         store = FeatureStore.open(path)
         assert len(store) in (99, 100)
         copies = [file.read_bytes() for file in path.rglob("data.mdb")]

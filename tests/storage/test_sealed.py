@@ -174,7 +174,7 @@ def test_gc_waits_for_a_publisher(filled, monkeypatch):
         monkeypatch.undo()
         collectors.append(subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True))
         with pytest.raises(subprocess.TimeoutExpired):
-            collectors[0].wait(2)
+            collectors[0].wait(1)
         return sealed.publish(*arguments)
 
     monkeypatch.setattr(sealed, "publish", publish)
