@@ -42,6 +42,7 @@ def main() -> None:
             "little memory": _program(
                 "memory", "--store-mib", scaled(2048), "--limit-mib", max(32, scaled(512))
             ),
+            "large values": _program("large", "--pieces", max(2, scaled(17))),
             "contention": _program("contention", "--rounds", scaled(20), "--seed", given.seed),
             "state machine": _program("model", "--examples", scaled(600), "--seed", given.seed),
         }

@@ -11,7 +11,7 @@ import pytest
 
 from storage import FeatureStore, StorageError
 
-KINDS = ("index", "keys", "rows", "deleted", "blobs", "tensors", "quarantine")
+KINDS = ("index", "keys", "rows", "deleted", "blobs", "tensors", "sparse", "present", "quarantine")
 ROWS = 32
 
 
@@ -24,7 +24,9 @@ def rich(tmp_path_factory, make_store, blob_of) -> Path:
         for i in (30, 31):
             writer.add(f"k{i}", blob_of(i), {"x": np.full(4, i, np.int32)}, number=i, split="a")
     store.delete("number = 9")
-    assert store.refresh().snapshot.id == 6
+    values = [(f"k{i}", np.full(2, i, np.float32)) for i in (0, 19, 31)]
+    store.add_column("s", values, dtype="float32", shape=(2,), sparse=True)
+    assert store.refresh().snapshot.id == 7
     return store.path
 
 
@@ -36,7 +38,7 @@ def damaged(rich, tmp_path) -> Path:
 def files_of(path: Path, kind: str) -> list[Path]:
     """The files of a kind that the newest snapshot needs."""
     if kind in ("snapshot", "tag"):
-        return [path / ("snapshots/00000006.json" if kind == "snapshot" else "tags/v1.json")]
+        return [path / ("snapshots/00000007.json" if kind == "snapshot" else "tags/v1.json")]
     snapshot = FeatureStore.open(path).snapshot
     found = {
         "index": [part.index for part in snapshot.parts],
@@ -45,6 +47,8 @@ def files_of(path: Path, kind: str) -> list[Path]:
         "deleted": [snapshot.deleted],
         "blobs": [part.blobs for part in snapshot.parts],
         "tensors": [part.tensors["x"] for part in snapshot.parts],
+        "sparse": [part.tensors["s"] for part in snapshot.parts],
+        "present": [part.tensors["s"].present for part in snapshot.parts],
         "quarantine": snapshot.quarantine,
     }
     return [path / file.path for file in found[kind] if file is not None]
@@ -67,6 +71,8 @@ def read_honestly(store: FeatureStore, blob_of, rows: tuple[int, ...] = (0, 19, 
             (lambda i=i: store.tensor("x").gather(np.array([i])).tolist(), [[i] * 4]),
             (lambda i=i: store.tensor("x")[i : i + 1].tolist(), [[i] * 4]),
         ]
+    if 0 in rows:
+        reads.append((lambda: store.tensor("s").gather(np.array([0, 31])).tolist(), [[0.0] * 2, [31.0] * 2]))
     errors = 0
     for read, wanted in reads:
         try:
@@ -129,13 +135,13 @@ def test_cut_longer_or_lost(damaged, blob_of, kind, policy):
 
 
 def test_a_snapshot_cut_at_every_length(damaged):
-    path = damaged / "snapshots" / "00000006.json"
+    path = damaged / "snapshots" / "00000007.json"
     content = path.read_bytes()
     for length in [*range(0, len(content), 97), len(content) - 2]:
         path.write_bytes(content[:length])
-        with pytest.raises(StorageError, match=r"00000006\.json"):
+        with pytest.raises(StorageError, match=r"00000007\.json"):
             FeatureStore.open(damaged)
-    assert FeatureStore.open(damaged, snapshot=5).verify().problems[0].path == "snapshots/00000006.json"
+    assert FeatureStore.open(damaged, snapshot=6).verify().problems[0].path == "snapshots/00000007.json"
 
 
 @pytest.mark.parametrize("kind", ["index", "keys", "blobs", "tensors"])
