@@ -64,6 +64,7 @@ class _Plan:
     caption: str | None
     columns: tuple[tuple[str, str], ...]  # theirs, ours
     others: tuple[tuple[str, str], ...]  # theirs, ours
+    is_flat: bool  # every name is that of a column
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,14 @@ class FieldMap:
     def pick(self, row: Mapping[str, object]) -> PickedRow:
         """Tell key, picture, caption and the other known fields from the user's own columns."""
         plan = self._plan_of(tuple(row))
+        if plan.is_flat:
+            return PickedRow(
+                key=MISSING if plan.key is None else row[plan.key],
+                image=MISSING if plan.image is None else row[plan.image],
+                caption=MISSING if plan.caption is None else row[plan.caption],
+                columns={ours: row[theirs] for theirs, ours in plan.columns},
+                others={ours: row[theirs] for theirs, ours in plan.others},
+            )
         return PickedRow(
             key=MISSING if plan.key is None else _value(row, plan.key),
             image=MISSING if plan.image is None else _value(row, plan.image),
@@ -114,12 +123,9 @@ class FieldMap:
 
     def text_columns(self, names: Iterable[str]) -> tuple[str | None, str | None] | None:
         """Their names of key and caption, when rows of these columns are texts without anything beside."""
-        listed = tuple(names)
-        plan = self._plan_of(listed)
+        plan = self._plan_of(tuple(names))
         is_plain = plan.image is None and not plan.others
-        used = [plan.key, plan.caption, *(theirs for theirs, _ in plan.columns)]
-        is_flat = all(name is None or name in listed for name in used)
-        return (plan.key, plan.caption) if is_plain and is_flat else None
+        return (plan.key, plan.caption) if is_plain and plan.is_flat else None
 
     def _plan_of(self, names: tuple[str, ...]) -> _Plan:
         plan = self._plans.get(names)
@@ -133,12 +139,15 @@ class FieldMap:
         renames = {theirs: ours for ours, theirs in self.mapping.items() if ours not in _FIELDS}
         columns = [(name, _free_name(renames.get(name, name))) for name in names if name not in taken]
         nested = [(theirs, _free_name(ours)) for theirs, ours in renames.items() if theirs not in names]
+        columns += [pair for pair in nested if pair[0].partition(".")[0] in names]
         singles = ("key", "image", "caption")
+        used = [*chosen.values(), *(theirs for theirs, _ in columns)]
         return _Plan(
             key=chosen.get("key"),
             image=chosen.get("image"),
             caption=chosen.get("caption"),
-            columns=tuple(columns + [pair for pair in nested if pair[0].partition(".")[0] in names]),
+            columns=tuple(columns),
+            is_flat=all(name in names for name in used),
             others=tuple((theirs, ours) for ours, theirs in chosen.items() if ours not in singles),
         )
 

@@ -28,7 +28,7 @@ def parse_json_object(text: str) -> dict[str, object]:
         RepeatedKeyError: If any object in it has a key twice.
         ValueError: If the text is not JSON or not an object.
     """
-    value = json.loads(text, object_pairs_hook=unique_pairs)
+    value = _DECODER.decode(text)
     if not isinstance(value, dict):
         raise ValueError(f"found a {type(value).__name__}, wanted an object")
     return value
@@ -97,10 +97,13 @@ def unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     Raises:
         RepeatedKeyError: If a name stands twice.
     """
-    repeated = repeated_name([name for name, _ in pairs])
-    if repeated is not None:
-        name, first, second = repeated
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, first, second = repeated_name([name for name, _ in pairs]) or ("", 0, 0)
         raise RepeatedKeyError(
             f"key {name!r} stands at positions {first} and {second} of one object; keep one"
         )
-    return dict(pairs)
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs)

@@ -19,9 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from datapipe import ingest
 from datapipe.errors import SourceError
 from datapipe.sources import Fault, FolderSource, Record, TableSource, WebDatasetSource, open_sources
 from datapipe.sources.remote import RemotePath, open_url
+from datapipe.sources.text_rows import one_by_one
+from storage import FeatureStore
 
 
 def tar_bytes(*names: str) -> bytes:
@@ -51,6 +54,7 @@ FILES = {
     "t.parquet": parquet_bytes(),
     "t.csv": b"image,caption\npics/1.png,one\npics/lost.png,two\n../out.png,three\n",
     "u.jsonl.gz": gzip.compress(b'{"text": "x", "key": "k"}\n'),
+    "p.txt": b"first prompt\nsecond prompt\n",
     "pics/1.png": b"picture 1",
     "pics/1.txt": b"first",
     "pics/deep/2.png": b"picture 2",
@@ -63,7 +67,7 @@ def memory() -> Iterator[str]:
     fs, root = fsspec.filesystem("memory"), f"/{uuid.uuid4().hex}"
     for name, data in FILES.items():
         fs.pipe(f"{root}/{name}", data)
-    yield f"memory:/{root}"
+    yield f"memory://{root}"
     fs.rm(root, recursive=True)
 
 
@@ -191,3 +195,37 @@ def test_urls_that_lead_nowhere(url: str, message: str) -> None:
 
 def test_a_remote_tar_names_no_local_file(memory: str) -> None:
     assert isinstance(open_sources([f"{memory}/s-0.tar"])[0], WebDatasetSource)
+
+
+def test_ingest_from_a_url(memory: str, tmp_path: Path) -> None:
+    report = ingest(
+        [f"{memory}/u.jsonl.gz", f"{memory}/p.txt"], tmp_path / "s", format="prompts", progress=False
+    )
+    assert (report.num_added, report.num_bad) == (3, 0)
+    table = FeatureStore.open(tmp_path / "s").query("SELECT key, source, place FROM samples ORDER BY row")
+    assert table.to_pylist()[1] == {"key": "p/00000001", "source": f"{memory}/p.txt", "place": "p.txt:1"}
+    again = ingest(f"{memory}/p.txt", tmp_path / "s", format="prompts", progress=False)
+    assert (again.num_added, again.num_skipped) == (0, 2)
+
+
+def test_a_saved_dataset(memory: str) -> None:
+    fs, root = fsspec.filesystem("memory"), memory.removeprefix("memory://")
+    sink = io.BytesIO()
+    table = pa.table({"caption": ["one"]})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    fs.pipe(f"{root}/saved/dataset_dict.json", b'{"splits": ["train"]}')
+    fs.pipe(f"{root}/saved/train/state.json", b'{"_data_files": [{"filename": "d.arrow"}]}')
+    fs.pipe(f"{root}/saved/train/d.arrow", sink.getvalue())
+    (source,) = open_sources([f"{memory}/saved"])
+    (record,) = one_by_one(source.items())
+    assert isinstance(record, Record) and record.columns == {"split": "train"} and record.caption == "one"
+
+
+def test_keys_of_object_stores_may_hold_marks_of_urls() -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/odd/a#b?c=d e.txt", b"one\n")
+    path = open_url("memory://odd/a#b?c=d e.txt")
+    assert path.name == "a#b?c=d e.txt" and path.read_bytes() == b"one\n"
+    assert str(path) == "memory:///odd/a#b?c=d e.txt"
+    fs.rm("/odd", recursive=True)
