@@ -61,14 +61,13 @@ def resize_pixels(
     import torch  # needed only where pictures are resized
 
     readable = pixels if pixels.flags.c_contiguous and pixels.flags.writeable else pixels.copy()
-    planes = torch.from_numpy(readable).permute(2, 0, 1)[None]
-    # The size follows from the factors by rounding down, which the small addition makes safe.
-    factors = None if extent == whole else [(n + 1e-4) / length for n, length in zip(size, extent)]
-    resized = torch.nn.functional.interpolate(
-        planes,
-        size=None if factors else size,
-        scale_factor=factors,
-        mode="bicubic" if resample == "bicubic" else "bilinear",
-        antialias=resample != "linear",
-    )
-    return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
+    resized = np.empty((*size, 3), np.uint8)
+    # The operators behind torch.nn.functional.interpolate: that one returns planes, which costs another pass.
+    operators = {
+        "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+        "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+        "linear": torch.ops.aten.upsample_bilinear2d.out,
+    }
+    source, target = (torch.from_numpy(array[None]).permute(0, 3, 1, 2) for array in (readable, resized))
+    operators[resample](source, size, False, size[0] / extent[0], size[1] / extent[1], out=target)
+    return resized
