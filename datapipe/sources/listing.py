@@ -42,7 +42,11 @@ def list_folder(root: SourcePath) -> FolderListing:
     """Walk root without following links to folders. Hidden files are skipped in silence."""
     listing = FolderListing()
     if isinstance(root, RemotePath):
-        for relative in root.walk():
+        try:
+            names = root.walk()
+        except OSError as error:
+            raise SourceError(f"{root}: cannot be listed ({error})") from error
+        for relative in names:
             if is_unsafe_path(relative):
                 _add_fault(listing, relative, "unsafe_path", "a name that leaves the folder; it was not read")
             elif not any(part.startswith(".") or part == "__MACOSX" for part in relative.split("/")):
