@@ -38,7 +38,12 @@ class PartWriter:
     """
 
     def __init__(
-        self, readers: ReaderPool, *, tensors: Mapping[str, TensorSpec], columns: Mapping[str, str]
+        self,
+        readers: ReaderPool,
+        *,
+        tensors: Mapping[str, TensorSpec],
+        columns: Mapping[str, str],
+        part_id: str | None = None,
     ) -> None:
         self.sealed: SealedPart | None = None
         self._backend = readers.backend
@@ -49,7 +54,7 @@ class PartWriter:
         self._types = ColumnTypes(column_origins(self._base), columns)
         for name, spec in tensors.items():
             check_tensor_spec(name, spec, self._base, "this commit")
-        self._staging = Staging(self._backend)
+        self._staging = Staging(self._backend, part_id)
         try:
             self._rows = self._begin(tensors)
         except StorageError:

@@ -19,11 +19,14 @@ _LARGE_BYTES = 4 << 20
 
 
 class Staging:
-    """A folder of one commit. The id is also the name of the part that the commit makes."""
+    """A folder of one commit. The id is also the name of the part that the commit makes.
 
-    def __init__(self, backend: Backend) -> None:
+    While it is open, gc removes no file that has the id in its path.
+    """
+
+    def __init__(self, backend: Backend, staging_id: str | None = None) -> None:
         self.backend = backend
-        self.id = f"{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
+        self.id = staging_id or f"{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
         self._workspace = backend.open_workspace(self.id)
         self.path = self._workspace.path
         self._installed: list[str] = []

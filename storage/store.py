@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -20,23 +20,20 @@ from storage.exchange import ExportReport, export_rows, import_rows
 from storage.feature_values import Values
 from storage.features import ColumnRequest, add_tensor_column, newest_store
 from storage.handle import unknown_name
-from storage.manifest import ModelRecord, Snapshot, TensorSpec
-from storage.part_writer import PartWriter
+from storage.manifest import ModelRecord, Snapshot
 from storage.reading import Reading
-from storage.schema_change import drop_column, rename_column
-from storage.sealed import SealedPart, publish_parts
 from storage.search import search_rows
 from storage.snapshots import create_store, hold_newest, list_snapshot_ids, read_snapshot
 from storage.tensors import tensor_spec
 from storage.user_tables import UserTable
 from storage.versions import Versions
 from storage.view import View
-from storage.writer import Writer
+from storage.writing import Writing
 
 __all__ = ["FeatureStore"]
 
 
-class FeatureStore(Reading, Versions, Care):
+class FeatureStore(Reading, Versions, Writing, Care):
     """One snapshot of a store, opened for reading; writers publish new snapshots beside it.
 
     A handle never changes what it shows: after a commit, `refresh()` gives a handle on the newest snapshot.
@@ -164,56 +161,6 @@ class FeatureStore(Reading, Versions, Care):
 
     # Writing
 
-    def writer(
-        self,
-        *,
-        message: str = "",
-        tensors: Mapping[str, tuple[np.typing.DTypeLike, Sequence[int]]] | None = None,
-        columns: Mapping[str, str] | None = None,
-    ) -> Writer:
-        """Begin a commit of new rows on top of the newest snapshot.
-
-        Args:
-            message: Kept in the snapshot.
-            tensors: Tensor columns that every row will have: name -> (dtype, shape of one row).
-            columns: Types of metadata columns to be fixed beforehand: name -> string, int, float, bool or
-                json.
-        """
-        return Writer(self._pool, message=message, tensors=_specs(tensors), columns=columns or {})
-
-    def part_writer(
-        self,
-        *,
-        tensors: Mapping[str, tuple[np.typing.DTypeLike, Sequence[int]]] | None = None,
-        columns: Mapping[str, str] | None = None,
-    ) -> PartWriter:
-        """Begin a part that another process may publish. Takes the arguments of `writer`.
-
-        Workers, on this machine or others that see the folder, each write parts; `publish_parts` commits all
-        of them at once. A part that nobody publishes is removed by gc after its grace period.
-        """
-        return PartWriter(self._pool, tensors=_specs(tensors), columns=columns or {})
-
-    def publish_parts(self, parts: Iterable[SealedPart], message: str = "append") -> Snapshot:
-        """Commit parts that were sealed by part writers in one snapshot, in the order given, or none of them.
-
-        Raises:
-            DuplicateKeyError: If two parts, or a part and the store, have the same key; names both places.
-            ColumnError, ColumnTypeError, TensorColumnError: If the columns of two parts, or of a part and the
-                store, do not fit each other.
-            CommitConflictError: If a part is given twice or was published before.
-            MissingShardError: If a part is gone. After an error the parts that are left can be published.
-        """
-        return publish_parts(self._pool, list(parts), message)
-
-    def append(self, rows: Iterable[Mapping[str, Any]], message: str = "append") -> Snapshot:
-        """Commit rows given as mappings: "key", optional "blob" and "tensors", any columns."""
-        with self.writer(message=message) as writer:
-            for row in rows:
-                writer.add(**row)
-        assert writer.snapshot is not None
-        return writer.snapshot
-
     def add_column(
         self,
         name: str,
@@ -233,8 +180,8 @@ class FeatureStore(Reading, Versions, Care):
         A function is called on about a thousand rows at a time, and its values are kept in a staging folder.
         When the run is killed or the function fails, a run with the same arguments (name, dtype, shape,
         model, sparse, and the code of the function) computes only the rest. `gc` removes what was kept once
-        it is an hour old. What a function closes over is not compared: give `model_hash` when weights may
-        change.
+        it is an hour old. Numbers and texts that a function closes over are compared, a model is not: give
+        `model_hash` when weights may change.
 
         Args:
             name: Letters, digits, "_", "-" and ".".
@@ -264,22 +211,6 @@ class FeatureStore(Reading, Versions, Care):
             progress=progress,
         )
         return add_tensor_column(newest_store(self), values, request)
-
-    def drop_column(self, name: str, message: str = "") -> Snapshot:
-        """Publish a snapshot without a metadata or tensor column. The name may then be used for another type.
-
-        Raises:
-            ColumnError: If there is no such column.
-        """
-        return drop_column(self._pool, name, message or f"drop column {name}")
-
-    def rename_column(self, name: str, new_name: str, message: str = "") -> Snapshot:
-        """Publish a snapshot in which a metadata or tensor column has another name.
-
-        Raises:
-            ColumnError: If there is no such column, or the new name is taken or cannot be used.
-        """
-        return rename_column(self._pool, name, new_name, message or f"rename column {name} to {new_name}")
 
     def delete(self, rows: str | View, message: str = "") -> Snapshot:
         """Publish a snapshot without some rows: those that meet an SQL condition now, or those of a view.
@@ -338,10 +269,4 @@ class FeatureStore(Reading, Versions, Care):
             DuplicateKeyError, ColumnTypeError, TensorColumnError: If its rows do not fit the store.
         """
         text = message or f"import {Path(path).name}"
-        return import_rows(self, Path(path), message=text, part_bytes=part_bytes, progress=progress)
-
-
-def _specs(
-    tensors: Mapping[str, tuple[np.typing.DTypeLike, Sequence[int]]] | None,
-) -> dict[str, TensorSpec]:
-    return {name: tensor_spec(name, dtype, tuple(shape)) for name, (dtype, shape) in (tensors or {}).items()}
+        return import_rows(self._pool, Path(path), message=text, part_bytes=part_bytes, progress=progress)

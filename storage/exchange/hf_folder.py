@@ -59,7 +59,7 @@ def write_hf_folder(
     names = [path.rename(f"{path.with_suffix('')}-of-{len(files):05d}.arrow").name for path in files]
     features = {field.name: _feature(field.type) for field in schema}
     if are_images:
-        features["image"] = {"_type": "Image"}
+        features[record.blob_field] = {"_type": "Image"}
     info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
     _write_json(folder / "dataset_info.json", info)
     _write_json(folder / "state.json", _state(names, folder.name))
@@ -69,8 +69,8 @@ def write_hf_folder(
 def _schema(record: ExportRecord) -> pa.Schema:
     fields = [pa.field("key", pa.large_string())]
     if record.blobs is not None:
-        is_binary = record.blobs == "binary"
-        fields.append(pa.field("blob", pa.large_binary()) if is_binary else pa.field("image", _IMAGE_TYPE))
+        kind = pa.large_binary() if record.blobs == "binary" else _IMAGE_TYPE
+        fields.append(pa.field(record.blob_field, kind))
     fields += [pa.field(name, ARROW_TYPES[kind]) for name, kind in record.columns.items()]
     names = tensor_field_names(record)
     fields += [pa.field(names[name], nested_type(spec)) for name, spec in record.tensors.items()]
@@ -145,15 +145,14 @@ def _batch(batch: pa.RecordBatch, record: ExportRecord) -> RowBatch:
     columns = {name: batch.column(name).cast(ARROW_TYPES[kind]) for name, kind in record.columns.items()}
     return RowBatch(
         keys=batch.column("key").to_pylist(),
-        blobs=_blobs(batch, record.blobs),
+        blobs=_blobs(batch, record),
         columns=pa.table(columns),
         tensors={name: read_tensor(batch.column(names[name]), spec) for name, spec in record.tensors.items()},
     )
 
 
-def _blobs(batch: pa.RecordBatch, kind: str | None) -> list[Blob | None]:
-    if kind is None:
+def _blobs(batch: pa.RecordBatch, record: ExportRecord) -> list[Blob | None]:
+    if record.blobs is None:
         return [None] * batch.num_rows
-    if kind == "binary":
-        return batch.column("blob").to_pylist()
-    return batch.column("image").field("bytes").to_pylist()
+    column = batch.column(record.blob_field)
+    return (column if record.blobs == "binary" else column.field("bytes")).to_pylist()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from storage.exchange.record import ExportRecord, read_record
 from storage.exchange.tar_files import read_tars
 from storage.manifest import Snapshot
 from storage.part_writer import PartWriter
-from storage.sealed import SealedPart
-
-if TYPE_CHECKING:
-    from storage.store import FeatureStore
+from storage.sealed import SealedPart, publish_parts
+from storage.shards import ReaderPool
+from storage.staging import Staging
 
 __all__ = ["import_rows"]
 
@@ -30,7 +29,7 @@ _READERS = {"webdataset": read_tars, "parquet": read_parquet, "hf": read_hf_fold
 
 
 def import_rows(
-    store: FeatureStore,
+    readers: ReaderPool,
     path: Path,
     *,
     message: str,
@@ -45,12 +44,37 @@ def import_rows(
         DuplicateKeyError, ColumnTypeError, TensorColumnError: If the rows do not fit the store.
     """
     record = read_record(path)
-    sealed: list[SealedPart] = []
+    # Its id is in the name of every part, so that gc keeps the first ones even if this takes long.
+    staging = Staging(readers.backend)
+    try:
+        sealed = list(_seal_parts(readers, path, record, staging.id, part_bytes, progress))
+        found = sum(map(len, sealed))
+        if found != record.rows:
+            raise CorruptionError(
+                f"{path}: {found} rows, the export had {record.rows}; copy the folder again from where it "
+                "was made"
+            )
+        return publish_parts(readers, sealed, message)
+    finally:
+        staging.close()
+
+
+def _seal_parts(
+    readers: ReaderPool,
+    path: Path,
+    record: ExportRecord,
+    import_id: str,
+    part_bytes: int,
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[SealedPart]:
     done = 0
-    for _, group in groupby(number_files(_READERS[record.format](path, record), part_bytes), itemgetter(0)):
-        with store.part_writer(
-            tensors={name: (spec.dtype, spec.shape) for name, spec in record.tensors.items()},
+    batches = number_files(_READERS[record.format](path, record), part_bytes)
+    for number, group in groupby(batches, itemgetter(0)):
+        with PartWriter(
+            readers,
+            tensors=record.tensors,
             columns={name: kind for name, kind in record.columns.items() if kind != "null"},
+            part_id=f"{import_id}{number:06x}",
         ) as writer:
             for _, batch in group:
                 _add(writer, batch, record)
@@ -58,12 +82,7 @@ def import_rows(
                 if progress is not None:
                     progress(done, record.rows)
         assert writer.sealed is not None
-        sealed.append(writer.sealed)
-    if done != record.rows:
-        raise CorruptionError(
-            f"{path}: {done} rows, the export had {record.rows}; copy the folder again from where it was made"
-        )
-    return store.publish_parts(sealed, message)
+        yield writer.sealed
 
 
 def _add(writer: PartWriter, batch: RowBatch, record: ExportRecord) -> None:

@@ -1,4 +1,4 @@
-"""Parquet: one row per sample with `key`, `blob`, the metadata columns, and tensors as fixed-size lists."""
+"""Parquet: a row has `key`, `image` or `blob`, the metadata, and tensors as fixed-size lists."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def _open(path: Path, schema: pa.Schema, record: ExportRecord) -> pq.ParquetWrit
 
 
 def _schema(record: ExportRecord) -> pa.Schema:
-    fields = [pa.field("key", pa.large_string(), nullable=False), pa.field("blob", pa.large_binary())]
+    fields = [
+        pa.field("key", pa.large_string(), nullable=False),
+        pa.field(record.blob_field, pa.large_binary()),
+    ]
     fields += [pa.field(name, ARROW_TYPES[kind]) for name, kind in record.columns.items()]
     names = tensor_field_names(record)
     fields += [pa.field(names[name], tensor_type(spec)) for name, spec in record.tensors.items()]
@@ -85,7 +88,7 @@ def _batch(batch: pa.RecordBatch, record: ExportRecord) -> RowBatch:
     columns = {name: batch.column(name).cast(ARROW_TYPES[kind]) for name, kind in record.columns.items()}
     return RowBatch(
         keys=batch.column("key").to_pylist(),
-        blobs=batch.column("blob").to_pylist(),
+        blobs=batch.column(record.blob_field).to_pylist(),
         columns=pa.table(columns),
         tensors={name: read_tensor(batch.column(names[name]), spec) for name, spec in record.tensors.items()},
     )

@@ -40,6 +40,12 @@ class ExportRecord:
     blobs: str | None
     files: tuple[str, ...]
 
+    @property
+    def blob_field(self) -> str:
+        """The name of the column of blobs in a table."""
+        taken = {name.casefold() for name in self.columns}
+        return "image" if self.blobs == "image" and "image" not in taken else "blob"
+
 
 def write_record(folder: Path, record: ExportRecord) -> None:
     """Write export.json."""

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from storage import CorruptionError, DuplicateKeyError, FeatureStore, StorageError
-from storage.exchange import FORMATS, export_rows, import_rows
+from storage.exchange import FORMATS, export_rows
 
 KEYS = [
     "plain",
@@ -102,7 +102,7 @@ def export(store, path, format, **options):
 
 
 def load(store, path, **options) -> FeatureStore:
-    import_rows(store, path, **{"message": "import", "part_bytes": 1 << 30, "progress": None} | options)
+    store.import_rows(path, **{"message": "import", "part_bytes": 1 << 30, "progress": None} | options)
     return store.refresh()
 
 
@@ -212,7 +212,7 @@ def test_parquet_is_plain_parquet(source, tmp_path):
     export(source, tmp_path / "out", "parquet")
     table = pq.read_table(tmp_path / "out" / "part-00000.parquet")
     assert table.schema.field("codes").type == pa.fixed_shape_tensor(pa.int16(), (2, 3))
-    assert table["blob"][0].as_py() == picture(0) and table["blob"][3].as_py() is None
+    assert table["image"][0].as_py() == picture(0) and table["image"][3].as_py() is None
     assert table["codes"].combine_chunks().to_numpy_ndarray()[1].tolist() == [[1, 2, 3], [4, 5, 6]]
     assert json.loads(table["tags"][0].as_py())[2]["id"] == (1 << 64) - 1
 
@@ -231,6 +231,26 @@ def test_names_that_meet(tmp_path):
     with tarfile.open(tmp_path / "webdataset" / "shard-000000.tar") as tar:
         names = [name.lower() for name in tar.getnames()]
     assert len(set(names)) == len(names) == 7
+
+
+@pytest.mark.parametrize("format", ["parquet", "hf"])
+def test_a_column_of_the_name_that_pictures_have(tmp_path, format):
+    store = FeatureStore.create(tmp_path / "source")
+    store.append([{"key": "a", "blob": picture(1), "Image": "name.png", "tensors": {"image": np.zeros(1)}}])
+    store = store.refresh()
+    export(store, tmp_path / "out", format)
+    assert content(load(FeatureStore.create(tmp_path / "back"), tmp_path / "out")) == content(store)
+
+
+def test_gc_keeps_what_is_being_imported(source, tmp_path, monkeypatch):
+    from storage.exchange import tar_files
+
+    monkeypatch.setattr(tar_files, "_BATCH_ROWS", 3)
+    export(source, tmp_path / "out", "webdataset")
+    back = FeatureStore.create(tmp_path / "back")
+    back.import_rows(tmp_path / "out", part_bytes=1, progress=lambda done, total: back.gc(grace_s=0))
+    store = back.refresh()
+    assert len(store) == 13 and len(store.snapshot.parts) == 5 and store.verify().ok
 
 
 def test_what_cannot_be_exported(source, tmp_path):
