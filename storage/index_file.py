@@ -70,6 +70,8 @@ class IndexFile:
 
     def _read(self, name: str, kind: pa.DataType, groups: list[int] | None) -> pa.Array:
         with self._open() as file:
+            # Before anything is read: a small file may claim any number of rows.
+            self._check_rows(file.metadata.num_rows)
             places = [at + 1 for at, held in enumerate(file.schema_arrow.names) if held == name]
             if len(places) > 1:
                 raise CorruptionError(
@@ -85,8 +87,6 @@ class IndexFile:
                 raise CorruptionError(
                     f"{self._place}: column {name!r} cannot be read: {error}; copy it back from a backup"
                 ) from error
-        if groups is None:
-            self._check_rows(len(array))
         return array
 
     def _size(self, groups: list[int]) -> int:

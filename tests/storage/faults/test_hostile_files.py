@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 
@@ -259,3 +261,30 @@ def test_a_manifest_that_does_not_fit_its_files(copy, name):
         with pytest.raises(StorageError):
             read(store)
     assert store.blob(3) and store.key(4) == "k4"
+
+
+def test_a_small_file_that_unfolds_to_millions_of_rows(copy):
+    """The sizes and the checksum are right; the number of rows is compared before any is unfolded."""
+    store = FeatureStore.open(copy)
+    index = copy / store.snapshot.parts[1].index.path
+    rows = 3_000_000
+    bomb = {
+        "key": pa.repeat("k", rows),
+        "hash": pa.nulls(rows, pa.string()),
+        "bytes": pa.nulls(rows, pa.int64()),
+    }
+    pq.write_table(pa.table({**bomb, "number": pa.repeat(25, rows), "split": pa.repeat("a", rows)}), index)
+    content = index.read_bytes()
+    assert len(content) < 100_000
+    rewrite(
+        copy,
+        lambda f: f["parts"][1]["index"].update(bytes=len(content), xxh3=xxhash.xxh3_128_hexdigest(content)),
+    )
+    store = FeatureStore.open(copy)
+    before = pa.total_allocated_bytes()
+    for read in (lambda: store.select().column("number"), lambda: store.select()[-3:].to_arrow()):
+        with pytest.raises(StorageError, match=f"{rows} rows, the snapshot says 10"):
+            read()
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert store.select()[:5].column("number").to_pylist() == [0, 1, 2, 3, 4]
+    assert not store.verify().ok
