@@ -102,6 +102,19 @@ class Reading(StoreHandle):
         self.counters.bytes_read += len(blob)
         return blob
 
+    def prefetch(self, *tensors: str, blobs: bool = False) -> None:
+        """Download shards of a store behind a URL, several at once, before they are read.
+
+        A store on this machine has them already. The cache must have room for all of them.
+
+        Args:
+            tensors: Names of tensor columns.
+            blobs: Also the blobs.
+        """
+        parts = self.snapshot.parts
+        wanted = [part.tensors[name] for part in parts for name in tensors if name in part.tensors]
+        self.backend.prefetch([*wanted, *(part.blobs for part in parts if blobs and part.blobs)])
+
     def quarantined(self, *, with_resolved: bool = False) -> pa.Table:
         """What was refused: key, place, reason, data.
 

@@ -247,6 +247,7 @@ class ReaderPool:
             if len(held.parts) < len(parts):
                 held = held.extended(parts)
         else:
+            self.backend.prefetch(part.keys for part in parts)
             held = KeyIndex(parts, self.get, policy)
         self._key_index = held
         return held

@@ -71,6 +71,8 @@ class TensorShard:
         if policy == "first-read":
             touched = touched[self._unread[touched]]
         blocks = sorted(set(touched.tolist()))
+        if blocks:
+            self._backend.confirm(self._ref, self.identity)
         for block in blocks:
             self._check_block(block)
         if blocks and self._num_unread:

@@ -147,6 +147,14 @@ class Backend(ABC):
         finally:
             os.close(fd)
 
+    def confirm(self, ref: FileRef, identity: Hashable) -> None:
+        """Compare the size of a mapped shard again, if that is cheap, before more of its pages are touched.
+
+        Raises:
+            CorruptionError: If its file was cut meanwhile, so that touching them may be a SIGBUS.
+        """
+        del ref, identity
+
     def current_identity(self, ref: FileRef) -> Hashable | None:
         """What `map` would tell of the file that has the name now; None when a glance cannot tell."""
         return None

@@ -150,6 +150,17 @@ class LocalBackend(Backend):
         os.close(self.open_shard(ref))
         return Path(self.identity, ref.path)
 
+    def confirm(self, ref: FileRef, identity: Hashable) -> None:
+        with suppress(
+            FileNotFoundError
+        ):  # A file that is gone stays mapped, and so does one that was replaced.
+            found = os.stat(f"{self.identity}/{ref.path}")  # noqa: PTH116
+            if found.st_size != ref.bytes and (found.st_dev, found.st_ino) == identity:
+                raise CorruptionError(
+                    f"{self.place(ref.path)}: the shard was cut to {found.st_size} bytes while in use, "
+                    f"the snapshot says {ref.bytes}; copy it back from a backup"
+                )
+
     def current_identity(self, ref: FileRef) -> Hashable | None:
         try:
             status = Path(self.identity, ref.path).lstat()
@@ -303,14 +314,15 @@ class LocalBackend(Backend):
             os.close(fd)
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
-        for path in (self.path / folder).rglob("*"):
-            try:
-                status = path.lstat()
-            except FileNotFoundError:
-                continue
-            if not stat.S_ISDIR(status.st_mode):
-                name = path.relative_to(self.path).as_posix()
-                yield StoredFile(path=name, bytes=status.st_size, changed=status.st_ctime)
+        # Not rglob, which fails when another writer withdraws a folder at this moment.
+        for place, folders, files in os.walk(self.path / folder):
+            for entry in (*folders, *files):
+                path = Path(place, entry)
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if not stat.S_ISDIR(status.st_mode):
+                        name = path.relative_to(self.path).as_posix()
+                        yield StoredFile(path=name, bytes=status.st_size, changed=status.st_ctime)
 
     def watch_writers(self) -> AbstractContextManager[set[str]]:
         return self._workspaces.watch()
@@ -326,10 +338,9 @@ class LocalBackend(Backend):
 
     def remove_empty_folder(self, name: str) -> None:
         """Folders are removed one by one from below, so that what a writer puts there meanwhile stays."""
-        folder = self.path / name
-        for path in (*sorted(folder.rglob("*"), reverse=True), folder):
+        for place, _, _ in os.walk(self.path / name, topdown=False):
             with suppress(OSError):
-                path.rmdir()
+                Path(place).rmdir()
 
 
 def _stores_in(folder: Path) -> list[str]:

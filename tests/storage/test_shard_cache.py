@@ -267,3 +267,13 @@ def test_a_server_that_lists_nothing_tells_the_newest_by_the_hint(served, tmp_pa
     with pytest.raises(StorageError, match="has no file newest-snapshot; give the number"):
         remote(served, tmp_path)
     assert len(FeatureStore.open(reader.backend, snapshot=2)) == 20
+
+
+def test_shards_are_downloaded_before_they_are_asked_for(served, tmp_path):
+    server, store = served
+    reader = remote(served, tmp_path)
+    reader.prefetch("x", blobs=True)
+    paths = [f"/store/{ref.path}" for part in store.snapshot.parts for ref in (part.tensors["x"], part.blobs)]
+    assert [server.requests[path] for path in paths] == [1] * 6
+    server.failures = {path: [404] * 9 for path in paths}
+    assert reader.tensor("x").gather(np.arange(30))[:, 0].tolist() == list(range(30)) and reader.blob(29)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage import FeatureStore, RowNotFoundError, TensorColumnError
+from storage import CorruptionError, FeatureStore, RowNotFoundError, TensorColumnError
 
 DTYPES = ["bool", "uint8", "int16", "int64", "float16", "float32", "float64"]
 
@@ -145,3 +145,16 @@ def test_offsets_need_no_page_alignment(empty):
         view = column[start : start + 1]
         assert np.array_equal(view[0], row + start)
     assert (4000 * 3) % mmap.ALLOCATIONGRANULARITY
+
+
+def test_a_shard_that_was_cut_while_mapped_is_an_error_where_it_was_not_read_yet(empty):
+    empty.append({"key": str(i), "tensors": {"x": np.full(1 << 16, i, np.int32)}} for i in range(8))
+    store = empty.refresh()
+    assert store.tensor("x").gather(np.array([0]))[0, 0] == 0
+    path = store.path / store.snapshot.parts[0].tensors["x"].path
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    for read in (lambda: store.tensor("x").gather(np.array([7])), lambda: store.tensor("x")[7:8]):
+        with pytest.raises(CorruptionError, match=r"bytes"):
+            read()
+    assert store.tensor("x").gather(np.array([0]))[0, 0] == 0

@@ -56,7 +56,7 @@ class Scores:
         missing = {"kind", "stage", "step", "prompt_key", "reward"} - set(store.columns)
         if missing:
             raise ConfigError(
-                f"{store.path}: not a store of experience, it has no columns {', '.join(sorted(missing))}; "
+                f"{store.url}: not a store of experience, it has no columns {', '.join(sorted(missing))}; "
                 "give a run directory, or the folder `experience` inside one"
             )
         return cls(store)
@@ -210,7 +210,7 @@ class Scores:
             some = self.query("SELECT DISTINCT prompt_key FROM samples ORDER BY prompt_key LIMIT 5")
             names = ", ".join(map(str, some["prompt_key"].to_pylist())) or "none, there are no samples"
             raise ConfigError(
-                f"{self.store.path}: no sample of prompt {prompt_key!r}; the first prompts are {names}"
+                f"{self.store.url}: no sample of prompt {prompt_key!r}; the first prompts are {names}"
             )
         return found
 
@@ -227,14 +227,14 @@ class Scores:
             with Image.open(data) as image:
                 return image.convert("RGB")
         except OSError as error:
-            place = f"{self.store.path}: sample {key!r}"
+            place = f"{self.store.url}: sample {key!r}"
             raise ConfigError(f"{place} was stored with a picture that cannot be decoded: {error}") from error
 
     def _extreme(self, n: int, by: str, direction: str) -> pa.Table:
         if by not in self.columns:
             close = nearest_column(by, self.columns)
             hint = f"did you mean {close!r}?" if close else f"measures are {', '.join(self.measures)}"
-            raise ConfigError(f"{self.store.path}: no column {by!r}; {hint}")
+            raise ConfigError(f"{self.store.url}: no column {by!r}; {hint}")
         return self.query(
             f"SELECT {self.sample_columns} FROM samples WHERE {_finite(by)} IS NOT NULL "
             f"ORDER BY {quote_name(by)} {direction}, key LIMIT {int(n)}"

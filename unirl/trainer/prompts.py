@@ -20,7 +20,7 @@ def select_prompts(store: FeatureStore, condition: str) -> View:
     """Return the rows that a stage trains on; without codes, or without rows, say what is missing."""
     if CODES_COLUMN not in store.tensor_columns:
         raise ConfigError(
-            f"{store.path}: no tensor column {CODES_COLUMN!r}; run `unirl tokenizer encode` first"
+            f"{store.url}: no tensor column {CODES_COLUMN!r}; run `unirl tokenizer encode` first"
         )
     return select_rows(store, condition)
 
@@ -29,7 +29,7 @@ def select_rows(store: FeatureStore, condition: str) -> View:
     """Return the rows that fit a condition; none at all is an error."""
     view = store.select(condition)
     if not len(view):
-        raise ConfigError(f"{store.path}: no row where {condition}; see `unirl info {store.path}`")
+        raise ConfigError(f"{store.url}: no row where {condition}; see `unirl info {store.url}`")
     return view
 
 
