@@ -156,13 +156,28 @@ def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image
 
 def _is_cut(data: bytes | memoryview, format_name: str) -> bool:
     """Whether the container itself shows that its end is missing."""
-    if format_name == "JPEG":
+    if format_name in ("JPEG", "JPEG2000"):
         return b"\xff\xd9" not in bytes(data[-4096:])
+    if format_name in ("AVIF", "HEIF"):
+        return _has_cut_box(data)
     if format_name == "PNG":
         return b"IEND" not in bytes(data[-4096:])
     if format_name == "WEBP":
         return len(data) < int.from_bytes(bytes(data[4:8]), "little") + 8
     return len(data) < 64
+
+
+def _has_cut_box(data: bytes | memoryview) -> bool:
+    """Whether a top-level box of an ISO media file claims more bytes than there are."""
+    offset = 0
+    while offset + 8 <= len(data):
+        size = int.from_bytes(bytes(data[offset : offset + 4]), "big")
+        if size == 0:
+            return False  # up to the end of the file
+        if size == 1:
+            size = int.from_bytes(bytes(data[offset + 8 : offset + 16]), "big")
+        offset += max(size, 8)
+    return offset != len(data)
 
 
 def _count_frames(image: Image.Image, format_name: str) -> int:

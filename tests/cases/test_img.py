@@ -251,6 +251,96 @@ def _as_mode(picture: Image.Image, mode: str) -> Image.Image:
     return picture.convert("P").convert("PA") if mode == "PA" else picture.convert(mode)
 
 
+def _raw_png(samples: np.ndarray, depth: int, colour_type: int) -> bytes:
+    """A PNG of any bit depth, from samples (H, W, channels) in the range of that depth."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width = samples.shape[:2]
+    flat = samples.reshape(height, -1)
+    if depth == 16:
+        rows = [row.astype(">u2").tobytes() for row in flat]
+    else:
+        bits = (flat[:, :, None] >> np.arange(depth)[::-1]) & 1
+        rows = [np.packbits(row.ravel().astype(np.uint8)).tobytes() for row in bits]
+    head = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
+    body = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def _raw_tiff(samples: np.ndarray, photometric: int) -> bytes:
+    """An uncompressed little-endian TIFF of 16 bits a sample."""
+    height, width, channels = samples.shape
+    data = samples.astype("<u2").tobytes()
+    bits_at = 8 + 2 + 12 * 9 + 4
+    entries = [
+        (256, 3, 1, width),
+        (257, 3, 1, height),
+        (258, 3, channels, bits_at),
+        (259, 3, 1, 1),
+        (262, 3, 1, photometric),
+        (273, 4, 1, bits_at + 2 * channels),
+        (277, 3, 1, channels),
+        (278, 3, 1, height),
+        (279, 4, 1, len(data)),
+    ]
+    table = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + struct.pack("<I", 0)
+    return head + struct.pack(f"<{channels}H", *[16] * channels) + data
+
+
+def _alpha_bmp(rgb: np.ndarray, alpha: np.ndarray) -> bytes:
+    """A BMP with a version 4 header, which is the one with an alpha mask."""
+    height, width = alpha.shape
+    body = np.dstack([rgb[::-1, :, ::-1], alpha[::-1]]).astype(np.uint8).tobytes()
+    masks = struct.pack("<4I4s", 0xFF0000, 0xFF00, 0xFF, 0xFF000000, b"BGRs") + bytes(48)
+    head = struct.pack("<IiiHHIIiiII", 108, width, height, 1, 32, 3, len(body), 2835, 2835, 0, 0)
+    return struct.pack("<2sIHHI", b"BM", 122 + len(body), 0, 0, 122) + head + masks + body
+
+
+def test_img_07_other_depths_and_containers() -> None:
+    """16 bits in colour and with alpha, fewer than 8, alpha in BMP, ICO and JPEG 2000."""
+    rgb = gradient(16, 16)
+    wide = rgb.astype(np.uint16) * 257
+    alpha = np.where(np.arange(256).reshape(16, 16) < 128, 0, 255).astype(np.uint8)
+    over_white = np.where(alpha[:, :, None] > 0, rgb, 255)
+    grey = np.arange(16).reshape(4, 4)
+    files: dict[str, tuple[bytes, np.ndarray, float, bool]] = {
+        "PNG, RGB of 16 bits": (_raw_png(wide, 16, 2), rgb, 0, False),
+        "PNG, RGBA of 16 bits": (
+            _raw_png(np.dstack([wide, alpha.astype(np.uint16) * 257]), 16, 6), over_white, 0, True,
+        ),
+        "PNG, grey and alpha of 16 bits": (
+            _raw_png(np.dstack([wide[:, :, 0], alpha.astype(np.uint16) * 257]), 16, 4),
+            np.where(alpha[:, :, None] > 0, rgb[:, :, :1].repeat(3, 2), 255), 0, True,
+        ),
+        "PNG, grey of 4 bits": (
+            _raw_png(grey[:, :, None], 4, 0), (grey * 17)[:, :, None].repeat(3, 2), 0, False,
+        ),
+        "PNG, grey of 2 bits": (
+            _raw_png((grey % 4)[:, :, None], 2, 0), (grey % 4 * 85)[:, :, None].repeat(3, 2), 0, False,
+        ),
+        "TIFF, RGB of 16 bits": (_raw_tiff(wide, 2), rgb, 0, False),
+        "TIFF, CMYK of 16 bits": (
+            _raw_tiff(np.dstack([65535 - wide, np.zeros((16, 16), np.uint16)]), 5), rgb, 1, False,
+        ),
+        "BMP with alpha": (_alpha_bmp(rgb, alpha), over_white, 0, True),
+        "ICO with alpha": (encode(Image.fromarray(np.dstack([rgb, alpha])), "ICO"), over_white, 0, True),
+        "JPEG 2000 with alpha": (
+            encode(Image.fromarray(np.dstack([rgb, alpha])), "JPEG2000"), over_white, 0, True,
+        ),
+        "JPEG 2000, grey of 16 bits": (
+            encode(Image.fromarray(wide[:, :, 0]), "JPEG2000"), rgb[:, :, :1].repeat(3, 2), 0, False,
+        ),
+    }  # fmt: skip
+    for name, (data, wanted, levels, had_alpha) in files.items():
+        pixels, facts = decode_image_with_facts(data)
+        assert facts.had_alpha is had_alpha, name
+        assert pixels.shape == wanted.shape, name
+        assert np.abs(pixels.astype(int) - wanted).mean() <= levels, name
+
+
 @pytest.mark.parametrize("size", [(1, 3), (3, 1), (1, 1)])
 @pytest.mark.parametrize("mode", ["1", "L", "RGB", "RGBA", "I;16"])
 def test_img_07_tiny_pictures_keep_the_channel_axis_last(size: tuple[int, int], mode: str) -> None:
@@ -290,6 +380,22 @@ def test_img_08_cut_pictures_are_quarantined(tmp_path: Path) -> None:
     assert {Path(row["place"]).name for row in refused} == set(cuts)
     assert all(row["reason"].startswith("truncated: ") for row in refused)
     assert {row["place"]: row["data"] for row in refused}[str(folder / "half.jpg")] == cuts["half.jpg"]
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 8}])
+def test_img_08_damage_in_the_middle_is_noticed(options: dict[str, int], tmp_path: Path) -> None:
+    """A JPEG with its end but without a piece of its middle: Pillow shows half a picture and says nothing."""
+    whole = _noise_jpeg(**options)
+    middle = len(whole) // 2
+    folder = tmp_path / "crawl"
+    folder.mkdir()
+    for name, data in {"hole": whole[:middle] + whole[middle + 900 :], "whole": whole}.items():
+        (folder / f"{name}.jpg").write_bytes(data)
+        (folder / f"{name}.txt").write_text("noise")
+    Image.open(folder / "hole.jpg").load()
+    with pytest.raises(BadFractionError) as caught:
+        ingest(folder, tmp_path / "store")
+    assert caught.value.report.reasons == {"corrupt": 1} and caught.value.report.num_added == 1
 
 
 def test_img_09_the_switch_that_fills_cut_pictures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,6 +468,30 @@ def test_img_13_first_frame_of_many(format: str) -> None:
     pixels, facts = decode_image_with_facts(data)
     assert facts.n_frames == 3
     np.testing.assert_array_equal(pixels, np.broadcast_to(np.uint8([255, 0, 0]), (6, 10, 3)))
+
+
+@pytest.mark.parametrize(("policy", "keys"), [("first", ["a"]), ("all", ["a/frame-00000", "a/frame-00001"])])
+def test_img_13_policy_stands_in_the_index(policy: str, keys: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    frames = [Image.new("RGB", (10, 6), colour) for colour in ("red", "lime")]
+    (folder / "a.gif").write_bytes(encode(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    (folder / "a.txt").write_text("two colours")
+    ingest(folder, tmp_path / "store", frames=policy)  # type: ignore[arg-type]
+    view = FeatureStore.open(tmp_path / "store").select()
+    assert view.keys() == keys
+    assert view.column("n_frames").to_pylist() == [2] * len(keys)
+    assert view.column("frame").to_pylist() == list(range(len(keys)))
+    with pytest.raises(BadFractionError, match="1 multi_frame"):
+        ingest(folder, tmp_path / "none", frames="skip")
+
+
+def test_img_14_a_second_picture_that_is_cut_costs_nothing() -> None:
+    frames = [Image.fromarray(gradient(64, 64)), Image.new("RGB", (64, 64), "blue")]
+    data = encode(frames[0], "MPO", save_all=True, append_images=frames[1:], quality=95)
+    pixels, facts = decode_image_with_facts(data[:-100])
+    assert facts.format == "jpeg"
+    assert_close(pixels, gradient(64, 64), 2)
 
 
 def test_img_14_mpo_is_a_jpeg() -> None:
