@@ -7,7 +7,7 @@ import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType
+from types import CellType, CodeType
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -80,13 +80,29 @@ def _identity(request: ColumnRequest, values: Values) -> str:
 
 
 def _describe(function: Callable[..., Any]) -> str:
-    """The name and the code of a function. What it closes over is not seen: model_hash is for that."""
+    """The name and the code of a function, and the plain values that it is bound to or closes over.
+
+    Objects, such as a model, are not looked into: model_hash is for them.
+    """
+    bound: list[object] = []
     while isinstance(function, functools.partial):
+        bound += [*function.args, *function.keywords.values()]
         function = function.func
+    bound += getattr(function, "__defaults__", None) or ()
+    bound += [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    plain = [repr(value) for value in bound if isinstance(value, str | bytes | int | float | None)]
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     named = function if hasattr(function, "__qualname__") else type(function)
-    text = f"{named.__module__}.{named.__qualname__}"
+    text = f"{named.__module__}.{named.__qualname__} {plain}"
     return text if code is None else f"{text} {_describe_code(code)}"
+
+
+def _is_filled(cell: CellType) -> bool:
+    """Whether a variable that a function closes over has a value yet."""
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
 
 
 def _describe_code(code: CodeType) -> str:

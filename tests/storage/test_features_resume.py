@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -92,6 +93,23 @@ def test_a_changed_function_begins_anew(filled):
 
     add(filled, other)
     assert asked == list(range(100)) and values(filled)[50] == 150
+
+
+@pytest.mark.parametrize("bind", ["closure", "partial", "default"])
+def test_another_number_in_the_function_begins_anew(filled, bind):
+    def times(factor, fails):
+        def compute(view, factor=factor if bind == "default" else None, *, bound=None):
+            if fails[0] and view.rows[0] > 20:
+                raise RuntimeError
+            return view.rows * (bound or factor or closed)
+
+        closed = factor if bind == "closure" else 1
+        return partial(compute, bound=factor) if bind == "partial" else compute
+
+    with pytest.raises(RuntimeError):
+        add(filled, times(2, [True]))
+    add(filled, times(5, [False]))
+    assert values(filled) == list(range(0, 500, 5))
 
 
 def test_rows_may_come_and_go_between_two_runs(filled, filler):

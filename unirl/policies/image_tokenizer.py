@@ -6,6 +6,7 @@ The public Janus weights load through the same class, and a tokenizer trained he
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,14 @@ class ImageTokenizer:
     def fold(self) -> int:
         """Side of the squares of pixels that become channels before the first convolution."""
         return math.isqrt(self.model.config.in_channels // 3)
+
+    def weights_hash(self) -> str:
+        """SHA-256 of the names and values of all weights, 64 hexadecimal digits."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Tensor:

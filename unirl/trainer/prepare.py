@@ -90,7 +90,10 @@ def train_tokenizer(
 
 
 def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int = 128) -> None:
-    """Add the codes of every picture as a tensor column, for rows that have none yet."""
+    """Add the codes of every picture as a tensor column, for rows that have none yet.
+
+    A run that was killed goes on where it was, and codes of two tokenizers never mix in one column.
+    """
     opened = FeatureStore.open(store)
     dtype = np.int16 if tokenizer.num_codes <= 2**15 else np.int32
 
@@ -110,7 +113,13 @@ def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int =
 
     if any(CODES_COLUMN not in part.tensors for part in opened.snapshot.parts):
         opened.add_column(
-            CODES_COLUMN, codes, dtype=dtype, shape=(tokenizer.grid_size**2,), message="image codes"
+            CODES_COLUMN,
+            codes,
+            dtype=dtype,
+            shape=(tokenizer.grid_size**2,),
+            message="image codes",
+            model="image tokenizer",
+            model_hash=tokenizer.weights_hash(),
         )
 
 

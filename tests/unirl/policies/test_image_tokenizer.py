@@ -179,3 +179,12 @@ def test_toy_pictures_have_different_codes(toy: SimpleNamespace) -> None:
     images = np.stack([toy.picture(n) for n in range(16)])
     codes = toy.make_tokenizer().encode(pixels_from_uint8(images))
     assert len(codes.unique(dim=0)) >= 8
+
+
+def test_the_hash_tells_weights_apart(tmp_path: Path) -> None:
+    tokenizer = make()
+    tokenizer.save(tmp_path / "one")
+    assert ImageTokenizer.load(tmp_path / "one").weights_hash() == tokenizer.weights_hash()
+    before = tokenizer.weights_hash()
+    next(iter(tokenizer.model.parameters())).data.view(-1)[0] += 1e-3
+    assert tokenizer.weights_hash() != before and len(before) == 64
