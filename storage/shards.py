@@ -57,7 +57,8 @@ class PartReader:
 
     def is_current(self) -> bool:
         """Whether the files that were mapped still have their names, as far as can be seen at a glance."""
-        return all(self.backend.current_identity(ref) in (None, seen) for ref, seen in self._mapped.items())
+        mapped = list(self._mapped.items())  # Other threads map more.
+        return all(self.backend.current_identity(ref) in (None, seen) for ref, seen in mapped)
 
     def _map(self, ref: FileRef) -> np.ndarray:
         mapped, self._mapped[ref] = self.backend.map(ref)
