@@ -55,7 +55,7 @@ def quarantine(
         _print(found)
 
 
-def _retry(store: Path, max_pixels: int | None, workers: int, *, is_quiet: bool) -> None:
+def _retry(store: str, max_pixels: int | None, workers: int, *, is_quiet: bool) -> None:
     with stop_on_signal() as should_stop:
         reports = retry(
             store, max_pixels=max_pixels, workers=workers, progress=not is_quiet, should_stop=should_stop
