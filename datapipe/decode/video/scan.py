@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
 from datapipe.decode.video.boxes import claimed_samples
+from datapipe.decode.video.damage import count_damaged, known_times, lost_packets, missing_at_end
 from datapipe.decode.video.info import StreamFacts, VideoInfo
 from datapipe.decode.video.opening import OpenVideo, open_video
 from datapipe.decode.video.orientation import UPRIGHT, Orientation, parse_display_matrix
 from datapipe.decode.video.packages import import_av
 from datapipe.decode.video.packets import PacketLog
 from datapipe.decode.video.source import VideoSource
+from datapipe.decode.video.timeline import header_step, increasing_times, is_uneven
 from datapipe.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -152,8 +150,8 @@ def _summary(video: OpenVideo, log: PacketLog, tally: _Tally) -> VideoInfo:
         raise DecodeError(
             "corrupt", f"none of {log.num_packets} packets of {facts.codec} could be decoded to a frame"
         )
-    step = _header_step(facts.header_fps, facts.time_base)
-    pts, are_times_made_up = _increasing(tally.pts, step)
+    step = header_step(facts.header_fps, facts.time_base)
+    pts, are_times_made_up = increasing_times(tally.pts, step)
     if facts.container in _FREE_CLOCKS:
         zero = int(pts[0])
         pts = pts - zero
@@ -161,9 +159,9 @@ def _summary(video: OpenVideo, log: PacketLog, tally: _Tally) -> VideoInfo:
         zero = 0
     entries = log.entry_pts - zero
     are_packets_frames = log.is_indexable and not are_times_made_up and facts.codec in _ONE_PICTURE
-    lost = _lost_packets(log, pts + zero) if are_packets_frames else _known(tally.lost)
-    damaged = _spread(pts, entries, tally.damaged, [time - zero for time in lost])
-    ends_early = _missing_at_end(video, pts, zero)
+    lost = lost_packets(log, pts + zero) if are_packets_frames else known_times(tally.lost)
+    damaged = count_damaged(pts, entries, tally.damaged, [time - zero for time in lost])
+    ends_early = missing_at_end(video, pts, zero)
     damaged = min(damaged + ends_early, len(pts))
     is_reordered = facts.container in _WITHOUT_PRESENTATION_TIMES and video.stream.codec_context.has_b_frames
     is_plain = log.is_indexable and not are_times_made_up and not is_reordered and damaged == 0 and not lost
@@ -180,7 +178,7 @@ def _summary(video: OpenVideo, log: PacketLog, tally: _Tally) -> VideoInfo:
         pts=pts,
         duration_s=float(end * facts.time_base),
         fps=float(1 / (mean_step * facts.time_base)) if mean_step else 0.0,
-        is_vfr=_is_uneven(pts, mean_step),
+        is_vfr=is_uneven(pts, mean_step),
         damaged=damaged,
         zero_pts=zero,
         num_packets=log.num_packets,
@@ -198,79 +196,6 @@ def _with_claimed_count(video: OpenVideo) -> StreamFacts:
         return video.facts
     claimed = claimed_samples(video.file, video.size_bytes)
     return replace(video.facts, header_frames=claimed or video.facts.header_frames)
-
-
-def _header_step(fps: float, time_base: Fraction) -> int:
-    return max(1, round(1 / (Fraction(fps).limit_denominator(10**6) * time_base))) if fps else 1
-
-
-def _increasing(times: list[int | None], step: int) -> tuple[NDArray[np.int64], bool]:
-    """Times as they are when each is later than the one before. The few that are not, as where two pieces
-    of an edit list meet, are put one tick after it; many of them, or missing ones, give an even grid."""
-    order = np.arange(len(times), dtype=np.int64)
-    known = np.array([time for time in times if time is not None], dtype=np.int64)
-    if len(known) == len(times):
-        num_wrong = int((np.diff(known) <= 0).sum())
-        if num_wrong <= len(times) // 10:
-            return np.maximum.accumulate(known - order) + order, num_wrong > 0
-    start = int(known[0]) if len(known) else 0
-    return start + step * order, True
-
-
-def _known(times: list[int | None]) -> list[int]:
-    return [time for time in times if time is not None]
-
-
-def _lost_packets(log: PacketLog, pts: NDArray[np.int64]) -> list[int]:
-    """Times of packets that gave no frame. Those before the first frame, and one at the very end, which
-    is how a count one too high in the header looks, are no damage to the frames that are there."""
-    missing = np.setdiff1d(log.pts, pts)
-    missing = missing[missing > pts[0]]
-    if (missing > pts[-1]).sum() == 1:
-        missing = missing[:-1]
-    return _known(missing.tolist())
-
-
-def _spread(pts: NDArray[np.int64], entries: NDArray[np.int64], damaged: list[int], lost: list[int]) -> int:
-    """Count damaged frames and all that follow them up to the next entry point."""
-    bad = np.zeros(len(pts), dtype=bool)
-    starts = [*damaged, *np.searchsorted(pts, lost).tolist()]
-    for start in starts:
-        if start >= len(pts):
-            continue
-        later = entries[entries > pts[start]]
-        stop = int(np.searchsorted(pts, later.min())) if len(later) else len(pts)
-        bad[start:stop] = True
-    missing_at_end = sum(start >= len(pts) for start in starts)
-    return int(bad.sum()) + missing_at_end
-
-
-def _missing_at_end(video: OpenVideo, pts: NDArray[np.int64], zero: int) -> int:
-    """Frames that the declared length of a Matroska track has room for after the last one. Its readers
-    pass over damaged clusters in silence."""
-    if video.facts.container not in ("mkv", "webm") or len(pts) < 2:
-        return 0
-    declared = _declared_s(video)
-    mean_s = float((pts[-1] - pts[0]) * video.facts.time_base) / (len(pts) - 1)
-    end_s = float((pts[-1] + zero) * video.facts.time_base) + mean_s
-    missing = int((declared - end_s) / mean_s + 0.5)
-    return missing if missing > max(1, len(pts) // 50) else 0
-
-
-def _declared_s(video: OpenVideo) -> float:
-    text = video.stream.metadata.get("DURATION", "")
-    try:
-        hours, minutes, seconds = text.split(":")
-        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-    except ValueError:
-        is_alone = len(video.container.streams) == 1
-        return (video.container.duration or 0) / 1e6 if is_alone else 0.0
-
-
-def _is_uneven(pts: NDArray[np.int64], mean_step: float) -> bool:
-    """Whether some frame lies off the even grid by more than its rounding and a tenth of a step."""
-    grid = pts[0] + mean_step * np.arange(len(pts))
-    return bool(np.abs(pts - grid).max() > max(1.0, 0.1 * mean_step))
 
 
 def _notes(
