@@ -229,7 +229,7 @@ def _print_report(report: IngestReport) -> None:
 
 def _store_facts(store: FeatureStore) -> dict[str, object]:
     facts: dict[str, object] = {
-        "path": str(store.path),
+        "path": store.url,
         "snapshot": store.snapshot.id,
         "created": store.snapshot.created,
         "message": store.snapshot.message,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 __all__ = ["AsJson", "StorePath", "progress_bar", "tell"]
 
-StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
+StorePath = Annotated[str, typer.Argument(help="Folder of the store; to read, also its URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 

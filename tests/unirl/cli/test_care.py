@@ -172,3 +172,10 @@ def test_a_tag_without_a_name_ends_with_2(store: FeatureStore) -> None:
 def test_wrong_paths_are_library_errors(tmp_path: Path) -> None:
     for arguments in (["verify"], ["repair"], ["compact"], ["gc"], ["log"], ["tag"]):
         assert isinstance(call(*arguments, tmp_path / "none").exception, StorageError)
+
+
+def test_a_store_behind_a_url_is_read(store: FeatureStore, tmp_path: Path) -> None:
+    url = f"file://{store.path}"
+    assert call("verify", url).exit_code == 0
+    assert call("export", url, tmp_path / "out").output.startswith("8 rows in ")
+    assert isinstance(call("compact", url).exception, StorageError)
