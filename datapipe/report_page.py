@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from datapipe.decode import decode_image
+from datapipe.decode.video import video_thumbnail
+from datapipe.errors import DecodeError, MissingExtraError
 from datapipe.report import IngestReport
 from datapipe.report_template import PAGE
 from storage import FeatureStore
@@ -51,10 +53,11 @@ def _histograms(store: FeatureStore) -> list[dict[str, object]]:
         ("width", "Aspect ratio, width / height", "width / height", True),
         ("caption", "Caption length in characters", "length(caption)", False),
         ("bytes", "File size in bytes", "bytes", True),
+        ("duration_s", "Duration of videos in seconds", "duration_s", True),
     )
     found: list[dict[str, object]] = []
     for column, title, expression, is_log in columns:
-        if store.columns.get(column) not in ("BIGINT", "VARCHAR" if column == "caption" else "BIGINT"):
+        if store.columns.get(column) not in (("VARCHAR",) if column == "caption" else ("BIGINT", "DOUBLE")):
             continue
         sql = f"SELECT ({expression})::DOUBLE AS x FROM samples WHERE {expression} IS NOT NULL"
         values = store.query(sql).column("x").to_numpy()
@@ -81,19 +84,30 @@ def _bars(values: NDArray[np.float64], *, is_log: bool) -> dict[str, object]:
 
 
 def _thumbnails(store: FeatureStore) -> list[dict[str, str]]:
+    """Evenly picked pictures and videos; one that cannot be decoded after all is left out."""
     if "width" not in store.columns:
         return []
     rows: Sequence[int] = store.select("bytes > 0").rows.tolist()
     picked = rows[:: max(1, len(rows) // _NUM_THUMBNAILS)][:_NUM_THUMBNAILS]
     view = store.select(f"row IN ({', '.join(map(str, picked))})") if picked else store.select()[:0]
-    return [
-        {"key": key, "caption": caption or "", "image": _data_uri(bytes(store.blob(row)))}
-        for row, key, caption in zip(view.rows.tolist(), view.keys(), view.column("caption").to_pylist())
-    ]
+    found: list[dict[str, str]] = []
+    for row, key, caption, modality in zip(
+        view.rows.tolist(),
+        view.keys(),
+        view.column("caption").to_pylist(),
+        view.column("modality").to_pylist(),
+    ):
+        try:
+            image = _data_uri(store.blob(row), is_video=(modality or "").startswith("video"))
+        except (DecodeError, MissingExtraError):
+            continue  # a row that was taken on trust, or a machine that cannot read videos
+        found.append({"key": key, "caption": caption or "", "image": image})
+    return found
 
 
-def _data_uri(blob: bytes) -> str:
-    image = Image.fromarray(decode_image(blob))
+def _data_uri(blob: memoryview, *, is_video: bool) -> str:
+    pixels = video_thumbnail(bytes(blob), max_side=_THUMBNAIL_PIXELS) if is_video else decode_image(blob)
+    image = Image.fromarray(pixels)
     image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS), Image.Resampling.BILINEAR)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)

@@ -41,7 +41,9 @@ rect { fill: var(--bar); }
 <div class="card {% if report.is_over_budget %}bad{% endif %}"><b>{{ report.num_bad }}</b>bad,
 {{ "%.2f" | format(100 * report.bad_fraction) }}%
 (budget {{ "%.2f" | format(100 * report.max_bad_fraction) }}%)</div>
-<div class="card"><b>{{ report.num_duplicate_content }}</b>duplicates by content</div>
+<div class="card"><b>{{ report.num_duplicate_content }}</b>duplicates,
+{{ report.num_left_out }} left out</div>
+{% if report.num_videos %}<div class="card"><b>{{ report.num_videos }}</b>videos</div>{% endif %}
 <div class="card"><b>{{ report.num_reoriented }}</b>turned upright</div>
 <div class="card"><b>{{ report.num_with_alpha }}</b>with transparency</div>
 <div class="card"><b>{{ report.num_multi_frame }}</b>with several frames</div>
@@ -69,10 +71,10 @@ over {{ "%.1f" | format(report.wall_s) }} s</div>
 {{ reasons("Notes", report.notes, report.note_examples) }}
 
 {% if report.formats %}
-<h2>Formats and modes of the added pictures</h2>
+<h2>Formats and modes of what was added</h2>
 {% macro listed(counts) %}{% for name, count in counts.items() %}{{ name }} {{ count }}\
 {{ ", " if not loop.last }}{% endfor %}{% endmacro %}
-<p>{{ listed(report.formats) }}; {{ listed(report.modes) }}</p>
+<p>{{ listed(report.formats) }}{% if report.modes %}; {{ listed(report.modes) }}{% endif %}</p>
 {% endif %}
 
 {% if histograms %}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from datapipe import BadFractionError, ingest
@@ -72,3 +74,34 @@ def test_an_empty_store(tmp_path: Path) -> None:
     report = ingest(tmp_path / "t.csv", tmp_path / "store")
     write_report_page(FeatureStore.open(tmp_path / "store"), report, tmp_path / "report.html")
     assert "0 rows in the store" in (tmp_path / "report.html").read_text()
+
+
+def test_videos_have_thumbnails_and_what_cannot_be_decoded_has_none(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    with av.open(str(folder / "a.mp4"), "w") as output:
+        stream = output.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for level in range(12):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 20 * level, np.uint8), format="rgb24")
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    (folder / "a.txt").write_text("it grows lighter")
+    report = ingest(folder, tmp_path / "store")
+    assert (report.num_videos, report.formats, report.modes) == (1, {"mp4": 1}, {})
+    write_report_page(FeatureStore.open(tmp_path / "store"), report, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("data:image/jpeg;base64,") == 1 and "Duration of videos in seconds" in page
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8)).save(
+        buffer, "PNG"
+    )
+    (folder / "cut.png").write_bytes(buffer.getvalue()[:2000])
+    (folder / "cut.txt").write_text("half of it")
+    (folder / "a.mp4").unlink()
+    (folder / "a.txt").unlink()
+    trusted = ingest(folder, tmp_path / "trusted", trust=True)
+    assert trusted.num_added == 1
+    write_report_page(FeatureStore.open(tmp_path / "trusted"), trusted, tmp_path / "page.html")
+    assert "data:image/jpeg" not in (tmp_path / "page.html").read_text()

@@ -28,13 +28,14 @@ from PIL import Image
 from datapipe import ingest
 from datapipe.decode import decode_image
 from tools.bench.ingest_data import make_pictures, make_prompts, make_tiny_tar
+from tools.bench.ingest_video import video_rows
 from tools.bench.peers import peer_python
 from tools.bench.results import ROOT, Row, median_row, write_results
 
 _THREADS = 2
 _SIDE = 224
 _BATCH = 64
-_PACKAGES = ("unirl", "numpy", "pillow", "simplejpeg", "torch", "xxhash", "lmdb")
+_PACKAGES = ("unirl", "numpy", "pillow", "simplejpeg", "torch", "xxhash", "lmdb", "av", "decord2")
 _MEMORY_LIMIT_MIB = 700
 
 
@@ -197,12 +198,18 @@ def memory_rows(data: Path, sizes: Sizes, rounds: int) -> list[Row]:
     ]
 
 
+def clip_rows(data: Path, sizes: Sizes, rounds: int) -> list[Row]:
+    """Clips of short videos beside bare decoders."""
+    return video_rows(data / "videos", is_quick=sizes is QUICK)
+
+
 SECTIONS: dict[str, Callable[[Path, Sizes, int], list[Row]]] = {
     "batch": batch_rows,
     "decode": decode_rows,
     "memory": memory_rows,
     "prompts": prompt_rows,
     "trust": trust_rows,
+    "video": clip_rows,
 }
 
 
