@@ -24,7 +24,7 @@ _SLICE_KEYS = 1 << 20
 class KeyIndex:
     """Where the keys of a snapshot lie: the mapped table of each large part, and directories of small parts.
 
-    A directory tells in which of its parts a key can be, and holds about five bytes a row in memory. There
+    A directory tells in which of its parts a key can be, and holds two or three bytes a row in memory. There
     are few: when parts are added, directories of less than twice their size are made anew with them.
     """
 
@@ -94,9 +94,9 @@ class _PartRun:
 
 
 class _Directory:
-    """Several parts: 16 bits of the hash of every key, in the order of the hashes, and the part of the key.
+    """Several parts: 8 bits of the hash of every key, in the order of the hashes, and the part of the key.
 
-    The leading bits of a hash choose a range of about sixteen keys, the 16 bits after them nearly always one.
+    The leading bits of a hash choose a range of about sixteen keys, the next 8 mostly one key of these.
     """
 
     def __init__(self, runs: list[_PartRun]) -> None:
@@ -104,10 +104,10 @@ class _Directory:
         self.num_rows = sum(run.num_rows for run in runs)
         range_bits = (self.num_rows // _RANGE_KEYS).bit_length()
         self._shift = 64 - range_bits
-        self._tag_shift = 48 - range_bits
-        tags = np.empty(self.num_rows, np.uint16)
-        owners = np.empty(self.num_rows, np.uint16 if len(runs) <= 1 << 16 else np.uint32)
-        starts = np.full((1 << range_bits) + 1, self.num_rows)
+        self._tag_shift = 56 - range_bits
+        tags = np.empty(self.num_rows, np.uint8)
+        owners = np.empty(self.num_rows, np.min_scalar_type(len(runs)))
+        starts = np.full((1 << range_bits) + 1, self.num_rows, np.min_scalar_type(self.num_rows))
         self._fill(tags, owners, starts)
         self._tags, self._owners, self._starts = tags.data, owners.data, starts.data
 
@@ -126,7 +126,7 @@ class _Directory:
             order = np.argsort(merged, kind="stable")
             merged = merged[order]
             mine = slice(done, done + len(merged))
-            tags[mine] = (merged >> np.uint64(self._tag_shift)).astype(np.uint16)
+            tags[mine] = (merged >> np.uint64(self._tag_shift)).astype(np.uint8)
             owners[mine] = np.repeat(np.arange(len(hashes), dtype=owners.dtype), np.subtract(ends, begins))[
                 order
             ]
@@ -136,7 +136,7 @@ class _Directory:
 
     def find(self, key: bytes, key_hash: int, deleted: np.ndarray) -> int | None:
         tags = self._tags
-        tag = key_hash >> self._tag_shift & 0xFFFF
+        tag = key_hash >> self._tag_shift & 0xFF
         number = key_hash >> self._shift
         stop = self._starts[number + 1]
         at = bisect_left(tags, tag, self._starts[number], stop)

@@ -12,7 +12,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
+from numpy.random import default_rng
 
 from storage import FeatureStore, View
 
@@ -41,7 +41,7 @@ def main() -> None:
 def _read(view: View, worker: int, sender: Connection) -> None:
     """Read the keys of rows in random order, and find some of these keys again."""
     before = _private_bytes()
-    rows = np.random.default_rng(worker).choice(view.rows, _ROWS_PER_WORKER)
+    rows = default_rng(worker).choice(view.rows, _ROWS_PER_WORKER)
     for row in rows.tolist():
         key = view.store.key(row)
         if row % 10 == 0 and view.store.row(key) != row:
