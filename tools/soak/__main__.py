@@ -40,7 +40,7 @@ def main() -> None:
             "kills": _program("kills", "--kills", scaled(200), "--seed", given.seed, "--path", path),
             "full disk": _program("filling", "--tries", scaled(100)),
             "little memory": _program(
-                "memory", "--store-mib", scaled(2048), "--limit-mib", max(32, scaled(512))
+                "memory", "--store-mib", max(192, scaled(2048)), "--limit-mib", max(96, scaled(512))
             ),
             "large values": _program("large", "--pieces", max(2, scaled(17))),
             "contention": _program("contention", "--rounds", scaled(20), "--seed", given.seed),

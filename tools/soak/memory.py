@@ -26,7 +26,7 @@ __all__ = ["read_in_little_memory", "write_large_store"]
 
 _ROW = (256, 256)
 _ROW_BYTES = 256 * 256 * 4
-_BATCH = 64
+_BATCH = 16
 _CGROUPS = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
 _SLACK_BYTES = 24 << 20
 
