@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import pyarrow.compute as pc
 import xxhash
 
 from datapipe.sources import Source
@@ -92,8 +93,9 @@ def rows_by_source(store: FeatureStore) -> dict[str, int]:
     """Number of rows of each source."""
     if "source" not in store.columns:
         return {}
-    table = store.query("SELECT source, count(*) AS n FROM samples WHERE source IS NOT NULL GROUP BY source")
-    return dict(zip(table.column("source").to_pylist(), table.column("n").to_pylist()))
+    # By Arrow and not by SQL, which takes a tenth of a second to start in a process.
+    counts = pc.value_counts(store.select().to_arrow(["source"]).column("source"))
+    return {pair["values"]: pair["counts"] for pair in counts.to_pylist() if pair["values"] is not None}
 
 
 def fingerprint(source: Source, rules: str) -> str | None:
