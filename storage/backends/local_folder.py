@@ -135,7 +135,7 @@ class LocalFolder(Backend):
             found = os.stat(f"{self.identity}/{ref.path}")  # noqa: PTH116
             if found.st_size != ref.bytes and (found.st_dev, found.st_ino) == identity:
                 raise CorruptionError(
-                    f"{self.place(ref.path)}: the shard was cut to {found.st_size} bytes while in use, "
+                    f"{self.place(ref.path)}: the shard has {found.st_size} bytes by now, "
                     f"the snapshot says {ref.bytes}; copy it back from a backup"
                 )
 
