@@ -1,14 +1,22 @@
 """Samples from files into the store, and batches out of it.
 
-`Loader`, `Batch` and `ImageField` are loaded on first use, because batches are torch tensors; nothing else
-here imports torch.
+`Loader`, `Batch` and `ImageField` are loaded on first use, because batches are torch tensors. Beside them
+only the resizing of pictures imports torch, when it is first used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from datapipe.errors import DataError, DecodeError, LoaderError, SampleError, SourceError
+from datapipe.errors import (
+    DataError,
+    DecodeError,
+    LoaderError,
+    MissingExtraError,
+    SampleError,
+    SourceError,
+    WorkerError,
+)
 from datapipe.ingest import ingest
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.retry import retry
@@ -26,8 +34,10 @@ __all__ = [
     "IngestReport",
     "Loader",
     "LoaderError",
+    "MissingExtraError",
     "SampleError",
     "SourceError",
+    "WorkerError",
     "ingest",
     "retry",
 ]

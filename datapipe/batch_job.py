@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from datapipe.collate import Batch, as_tensor, write_pixels
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE, decode_image
+from datapipe.decode.resize import Resample
 from datapipe.errors import DataError, LoaderError, SampleError
 from datapipe.pipeline import Job
 from storage import FeatureStore, TensorColumn, TensorColumnError, View
@@ -25,9 +26,8 @@ __all__ = ["BatchSource", "ImageField"]
 class ImageField:
     """How blobs become pixels."""
 
-    size: tuple[
-        int, int
-    ]  # (height, width) pixels; others are resized, antialiased bilinear, see decode_image
+    size: tuple[int, int]  # (height, width) pixels; others are resized, see decode_image
+    resample: Resample = "bilinear"  # filter of the resizing, antialiased by default
     background: tuple[int, int, int] = WHITE  # RGB 0..255 behind transparent pixels
     max_pixels: int = DEFAULT_MAX_PIXELS  # budget read from the header
 
@@ -118,6 +118,7 @@ class _Decoding:
             return decode_image(
                 self._store.blob(row),
                 size=image.size,
+                resample=image.resample,
                 background=image.background,
                 max_pixels=image.max_pixels,
             )

@@ -328,3 +328,13 @@ def test_states_of_other_data_are_refused(view: View) -> None:
             other.load_state_dict(state)
     with pytest.raises(LoaderError, match="no loader state of version 1"):
         Loader(view, batch_size=4, image=None).load_state_dict({"epoch": 1})
+
+
+@pytest.mark.parametrize("resample", ["bilinear", "nearest"])
+def test_the_filter_is_the_callers_choice(view: View, resample: str) -> None:
+    image = ImageField(size=(3, 3), resample=resample)  # type: ignore[arg-type]
+    (batch,) = Loader(view[:1], batch_size=1, image=image, shuffle=False)
+    wanted = decode_image(view.store.blob(0), size=(3, 3), resample=resample)  # type: ignore[arg-type]
+    assert batch.images is not None
+    found = ((batch.images.numpy()[0] + 1) * 127.5).round().transpose(1, 2, 0)
+    np.testing.assert_array_equal(found, wanted)
