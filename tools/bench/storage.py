@@ -48,12 +48,16 @@ SECTIONS = {
             ("ours", "consecutive"),
             ("bare_numpy", "epoch64"),
             *((module, "epoch64") for module in _EPOCH_PEERS),
+            ("lit", "epoch64_bytes"),
         ],
         rows=lambda measured: storage_rows.epoch_rows(measured, "epoch64", "3x64x64", peer_factor=15),
     ),
     "epoch224": Section(
         folder="images224",
-        contenders=[(module, "epoch224") for module in ("ours", "bare_numpy", *_EPOCH_PEERS)],
+        contenders=[
+            *((module, "epoch224") for module in ("ours", "bare_numpy", *_EPOCH_PEERS)),
+            ("lit", "epoch224_bytes"),
+        ],
         rows=lambda measured: storage_rows.epoch_rows(measured, "epoch224", "3x224x224", peer_factor=3),
     ),
     "lookup": Section(
@@ -155,7 +159,8 @@ def measure(
             if module not in libraries:
                 interpreter = Path(sys.executable) if module in _OWN else python
                 libraries[module] = Library(interpreter, module, log)
-            files = folder / section.folder / ("duckdb_own" if task == "filter_own" else module)
+            variant = task.partition("_")[2]
+            files = folder / section.folder / (f"{module}_{variant}" if variant else module)
             answer = libraries[module].ask("open", task, data=str(folder / "data"), folder=str(files))
             if "error" in answer:
                 failures.append(_failure(module, answer, log))

@@ -18,8 +18,10 @@ NOTES = [
     "Rows of one section come from interleaved rounds after one to warm up. Values are medians over the "
     "rounds; ratios are taken within a round. All files were in the page cache.",
     "Epochs: rows in random order into one preallocated batch of 256. Lance and datasets are asked for the "
-    "rows of each batch, MDS for row after row; LitData and WebDataset deliver a shuffled stream of "
-    "their own, in the process itself (LitData with two workers for 3x224x224).",
+    "rows of each batch, MDS for row after row; LitData and WebDataset deliver a shuffled stream of their "
+    "own. All run in one process: worker processes did not help on two cores. The best peer is sought among "
+    "those that keep arrays (and WebDataset, which cannot). LitData is also measured with raw bytes, which "
+    "it hands out as views of its file; the program that reads them must know dtype and shape.",
     "Look-ups: ours compares the key and returns a copy; LMDB returns a copy; the hash index compares 64 "
     "bits of a hash and returns a view.",
     "Writing: a commit that is durable (fsync of files and folders) with checksums. Lance, MDS, LitData, "
@@ -33,6 +35,8 @@ _TITLES = {
     ("bare_numpy", "epoch64"): "numpy.take on the map",
     ("bare_numpy", "epoch224"): "numpy.take on the map",
     ("bare_numpy", "lookup"): "mapped hash index",
+    ("lit", "epoch64_bytes"): "LitData, raw bytes",
+    ("lit", "epoch224_bytes"): "LitData, raw bytes",
     ("duckdb_file", "filter"): "DuckDB on one Parquet file",
     ("duckdb_file", "filter_own"): "DuckDB's own file",
 }
@@ -54,7 +58,7 @@ def _title(contender: tuple[str, str]) -> str:
 
 def epoch_rows(measured: Measured, task: str, shape: str, *, peer_factor: float) -> list[Row]:
     """Samples per second of every library; all must have delivered the same rows."""
-    sums = {_title(c): {run["sum"] for run in runs} for c, runs in measured.items() if c[1] == task}
+    sums = {_title(c): {run["sum"] for run in runs} for c, runs in measured.items() if "sum" in runs[0]}
     if len(set.union(*sums.values())) > 1:
         raise ValueError(f"{task}: the libraries did not deliver the same rows: {sums}")
     speeds = {c: [run["rows"] / run["seconds"] for run in runs] for c, runs in measured.items()}
@@ -63,7 +67,7 @@ def epoch_rows(measured: Measured, task: str, shape: str, *, peer_factor: float)
     views = speeds.pop(("ours", "consecutive"), None)
     row_bytes = int(np.prod([int(size) for size in shape.split("x")]))
     first = [run["rows"] / run["first_seconds"] for run in measured["ours", task]]
-    best = max(speeds, key=lambda contender: np.median(speeds[contender]))
+    best = max((c for c in speeds if c[1] == task), key=lambda contender: np.median(speeds[contender]))
     metric = f"shuffled epoch {shape}"
     against_bare = median_row(metric, ours, "samples/s", peer=_title(("bare_numpy", task)), peer_values=bare)
     against_best = median_row(

@@ -11,7 +11,7 @@ import numpy as np
 from tools.bench.storage_libraries import torchvision_ops  # noqa: F401  before litdata
 from tools.bench.storage_libraries.task import EpochTask, Task, WriteTask, make_durable
 
-from litdata import StreamingDataLoader, StreamingDataset  # isort: skip
+from litdata import StreamingDataset  # isort: skip
 from litdata.streaming import Cache  # isort: skip
 
 
@@ -25,9 +25,7 @@ def write_chunks(target: Path, items: Any) -> None:
 
 
 class Epoch64(EpochTask):
-    """The library's own shuffled stream; the loader has two workers for the larger pictures."""
-
-    workers = 0
+    """The library's own shuffled stream of arrays, in one process."""
 
     def prepare(self) -> None:
         images = np.load(self.data / self.source, mmap_mode="r")
@@ -37,20 +35,26 @@ class Epoch64(EpochTask):
         self.dataset = StreamingDataset(str(self.folder / "chunks"), shuffle=True)
 
     def epoch(self, order: np.ndarray) -> tuple[int, int]:
-        if not self.workers:
-            return self.collect(sample["image"] for sample in self.dataset)
-        loader = StreamingDataLoader(self.dataset, batch_size=len(self.out), num_workers=self.workers)
-        rows = total = 0
-        for batch in loader:
-            count = len(batch["image"])
-            self.out[:count] = batch["image"].numpy()
-            rows, total = rows + count, total + self.first_bytes(count)
-        return rows, total
+        return self.collect(sample["image"] for sample in self.dataset)
 
 
 class Epoch224(Epoch64):
     source = "images224.npy"
-    workers = 2
+
+
+class Bytes64(Epoch64):
+    """The same pixels as raw bytes, which the reader must give a dtype and a shape."""
+
+    def prepare(self) -> None:
+        images = np.load(self.data / self.source, mmap_mode="r")
+        write_chunks(self.folder / "chunks", (image.tobytes() for image in images))
+
+    def epoch(self, order: np.ndarray) -> tuple[int, int]:
+        return self.collect(np.frombuffer(sample, np.uint8).reshape(self.shape) for sample in self.dataset)
+
+
+class Bytes224(Bytes64):
+    source = "images224.npy"
 
 
 class Write(WriteTask):
@@ -61,4 +65,10 @@ class Write(WriteTask):
         make_durable(target)
 
 
-TASKS: dict[str, Callable[[Path, Path], Task]] = {"epoch64": Epoch64, "epoch224": Epoch224, "write": Write}
+TASKS: dict[str, Callable[[Path, Path], Task]] = {
+    "epoch64": Epoch64,
+    "epoch224": Epoch224,
+    "epoch64_bytes": Bytes64,
+    "epoch224_bytes": Bytes224,
+    "write": Write,
+}
