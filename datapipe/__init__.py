@@ -15,6 +15,7 @@ from datapipe.errors import (
     MissingExtraError,
     SampleError,
     SourceError,
+    StoreBusyError,
     WorkerError,
 )
 from datapipe.ingest import ingest
@@ -37,6 +38,7 @@ __all__ = [
     "MissingExtraError",
     "SampleError",
     "SourceError",
+    "StoreBusyError",
     "WorkerError",
     "ingest",
     "retry",

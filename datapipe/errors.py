@@ -9,6 +9,7 @@ __all__ = [
     "MissingExtraError",
     "SampleError",
     "SourceError",
+    "StoreBusyError",
     "WorkerError",
 ]
 
@@ -36,6 +37,10 @@ class DecodeError(DataError):
 
 class MissingExtraError(DataError, ImportError):
     """A package of an extra is needed and not installed. The message names the extra."""
+
+
+class StoreBusyError(DataError, RuntimeError):
+    """Another ingest is writing to the store. The message names it."""
 
 
 class WorkerError(DataError, RuntimeError):

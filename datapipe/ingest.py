@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
 from datapipe.errors import DataError, SourceError
+from datapipe.ingest_lock import IngestLock
 from datapipe.ingest_requests import remember_request
 from datapipe.ingest_run import DuplicatePolicy, IngestRun
 from datapipe.judge import INDEX_KINDS, Judge
@@ -109,6 +110,7 @@ def ingest(
         BadFractionError: When the bad share is over the budget, after the good rows are committed.
         DataError: When an argument cannot be used.
         SourceError: When a source cannot be read at all, before anything is written.
+        StoreBusyError: When another ingest is writing to the store.
         StorageError: When the store cannot be used.
     """
     _check_arguments(optional, max_bad_fraction, max_pixels, workers, commit_rows, dry_run)
@@ -143,65 +145,59 @@ def ingest(
     specs = [source] if isinstance(source, str | Path) else list(source)
     fields = FieldMap(mapping=dict(column_map or {}))
     sources = open_sources(specs, format=format, fields=fields, key_prefix=key_prefix, split_dot=split_dot)
-    target = FeatureStore.open(store) if (Path(store) / "snapshots").is_dir() else None
-    chosen = repr(
-        (
-            dict(column_map or {}),
-            sorted(optional),
-            sorted(required),
-            format,
-            key_prefix,
-            split_dot,
-            rules,
-            duplicates,
-        )
-    )
-    journal = None if target is None else SourceJournal(target, chosen)
-    unread, num_known = (sources, 0) if journal is None else journal.unfinished(sources)
-    kinds = ColumnKinds()
-    for opened in unread:
-        opened.observe_columns(kinds)
-    kinds.fit_store({} if target is None else target.columns)
-    _check_required(required, kinds.names() | (set() if target is None else target.columns.keys()))
-    if dry_run is None and (target is None or journal is None):
-        target = FeatureStore.create(store, exist_ok=True)
-        journal = SourceJournal(target, chosen)
-    judge = Judge(kinds=kinds, optional=frozenset(optional), required=frozenset(required), media=rules)
-    run: IngestRun | RayRun
-    if engine == "ray" and dry_run is None:
-        run = RayRun(unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
-    else:
-        run = IngestRun(
-            target, unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates
-        )
-    run.tally.num_skipped += num_known
-    run.tally.num_finished_sources += len(sources) - len(unread)
-    num_commits = 0
-    with progress_bar(unread, is_wanted=progress) as update:
-        if dry_run is not None and isinstance(run, IngestRun):
-            run.examine(dry_run, update)
-        elif target is not None and journal is not None:
-            num_commits = run.commit_all(
-                target,
-                update,
-                commit_rows=commit_rows,
-                commit_s=commit_s,
-                committed=_Recorder(run, unread, journal, target, chosen),
+    chosen = repr(asked)
+    with IngestLock() as lock:
+        target = FeatureStore.open(store) if (Path(store) / "snapshots").is_dir() else None
+        if dry_run is None and target is not None:
+            lock.take(target.path)
+            target = target.refresh()
+        journal = None if target is None else SourceJournal(target, chosen)
+        unread, num_known = (sources, 0) if journal is None else journal.unfinished(sources)
+        kinds = ColumnKinds()
+        for opened in unread:
+            opened.observe_columns(kinds)
+        kinds.fit_store({} if target is None else target.columns)
+        _check_required(required, kinds.names() | (set() if target is None else target.columns.keys()))
+        if dry_run is None and (target is None or journal is None):
+            target = FeatureStore.create(store, exist_ok=True)
+            lock.take(target.path)
+            journal = SourceJournal(target, chosen)
+        judge = Judge(kinds=kinds, optional=frozenset(optional), required=frozenset(required), media=rules)
+        run: IngestRun | RayRun
+        if engine == "ray" and dry_run is None:
+            run = RayRun(unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
+        else:
+            run = IngestRun(
+                target, unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates
             )
-    report = run.tally.freeze(
-        sources=tuple(opened.name for opened in sources),
-        store=str(store),
-        snapshot=0 if target is None else target.refresh().snapshot.id,
-        max_bad_fraction=max_bad_fraction,
-        is_dry_run=dry_run is not None,
-        wall_s=time.monotonic() - started,
-    )
-    if num_commits and target is not None:
-        report.write(target.path / "reports")
-        remember_request(target, specs, asked)
-    if report.is_over_budget:
-        raise BadFractionError(report)
-    return report
+        run.tally.num_skipped += num_known
+        run.tally.num_finished_sources += len(sources) - len(unread)
+        num_commits = 0
+        with progress_bar(unread, is_wanted=progress) as update:
+            if dry_run is not None and isinstance(run, IngestRun):
+                run.examine(dry_run, update)
+            elif target is not None and journal is not None:
+                num_commits = run.commit_all(
+                    target,
+                    update,
+                    commit_rows=commit_rows,
+                    commit_s=commit_s,
+                    committed=_Recorder(run, unread, journal, target, chosen),
+                )
+        report = run.tally.freeze(
+            sources=tuple(opened.name for opened in sources),
+            store=str(store),
+            snapshot=0 if target is None else target.refresh().snapshot.id,
+            max_bad_fraction=max_bad_fraction,
+            is_dry_run=dry_run is not None,
+            wall_s=time.monotonic() - started,
+        )
+        if num_commits and target is not None:
+            report.write(target.path / "reports")
+            remember_request(target, specs, asked)
+        if report.is_over_budget:
+            raise BadFractionError(report)
+        return report
 
 
 class _Recorder:

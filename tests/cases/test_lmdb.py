@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
 import re
 import resource
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,6 +21,7 @@ import lmdb
 import numpy as np
 import pytest
 
+from datapipe import StoreBusyError, ingest
 from storage import CommitConflictError, FeatureStore, StorageError, StorageFullError
 from storage.blobs import BlobWriter
 from tools.soak.small_disk import mount_small_disk, only_bytes_free
@@ -240,6 +246,49 @@ def test_lmdb_08_two_runs_of_one_computation_do_not_meet(store):
     compute.is_first = True
     store.add_column("y", compute, dtype="int64", shape=())
     assert store.refresh().tensor("y").gather(np.arange(50)).tolist() == list(range(50))
+
+
+INGEST = textwrap.dedent(
+    """
+    import sys, time
+    from datapipe import ingest
+
+    def wait():
+        print("holding", flush=True)
+        time.sleep(60)
+        return False
+
+    ingest(sys.argv[1], sys.argv[2], optional=["image"], commit_rows=1, should_stop=wait)
+    """
+)
+
+
+def test_lmdb_08_a_second_ingest_ends_with_a_lock_message(tmp_path):
+    """It names the first one and leaves it alone; a killed one leaves no lock behind."""
+    store, table = tmp_path / "store", tmp_path / "prompts.jsonl"
+    table.write_text("".join(json.dumps({"key": str(n), "caption": f"prompt {n}"}) + "\n" for n in range(20)))
+    first = subprocess.Popen(
+        [sys.executable, "-c", INGEST, str(table), str(store)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "holding\n"
+        script = "from unirl.cli.data import data_app; data_app()"
+        command = [sys.executable, "-c", script, "ingest", str(table), str(store), "--optional", "image"]
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert second.returncode == 2
+        assert f"{store}: process {first.pid} on " in second.stderr and "Traceback" not in second.stderr
+        assert second.stderr.count("\n") == 1
+    finally:
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            ingest(table, store, optional=["image"])
+            break
+        except StoreBusyError:
+            time.sleep(0.05)
+    assert len(FeatureStore.open(store)) == 20
 
 
 def _write_rows(path, name: int) -> None:

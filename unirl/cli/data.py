@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from datapipe import BadFractionError, IngestReport
+from datapipe import BadFractionError, IngestReport, StoreBusyError
 from datapipe import ingest as run_ingest
 from datapipe.report_page import write_report_page
 from storage import FeatureStore
@@ -26,6 +26,7 @@ from unirl.cli.signals import stop_on_signal
 __all__ = ["COMMANDS", "data_app", "info", "ingest", "quarantine", "query"]
 
 EXIT_PROBLEMS: Final = 1
+EXIT_BUSY: Final = 2
 EXIT_OVER_BUDGET: Final = 3
 DRY_RUN_SAMPLES: Final = 1000
 
@@ -96,7 +97,8 @@ def ingest(
 ) -> None:
     """Bring pictures and captions into a store. Run it again to continue.
 
-    Ends with 3 when more samples are bad than --max-bad-fraction allows; the good ones are committed.
+    Ends with 2 when another ingest is writing to the store, and with 3 when more samples are bad than
+    --max-bad-fraction allows; the good ones are committed.
     """
     is_over = False
     with stop_on_signal() as should_stop:
@@ -127,6 +129,9 @@ def ingest(
                 dry_run=DRY_RUN_SAMPLES if dry_run else None,
                 should_stop=should_stop,
             )
+        except StoreBusyError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(EXIT_BUSY) from error
         except BadFractionError as error:
             report, is_over = error.report, True
             Console(stderr=True, soft_wrap=True).print(escape(str(error)), style="red")
