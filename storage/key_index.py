@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
-from storage.keys import encode_key, hash_key
+from storage.keys import encode_key
 from storage.manifest import Part
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class KeyIndex:
     def find(self, key: str, deleted: np.ndarray) -> int | None:
         """The global row of a key that is not among the ascending `deleted` rows, or None."""
         encoded = encode_key(key)
-        key_hash = hash_key(encoded)
+        key_hash = xxh3_64_intdigest(encoded)
         for run in self._runs:
             row = run.find(encoded, key_hash, deleted)
             if row is not None:

@@ -25,7 +25,7 @@ __all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "SortedHashes", "encode_key"
 NO_BLOB = -1
 _LMDB_MAX_KEY_BYTES = 511
 _RUN_ROWS = 1 << 16
-_RANGE_HASHES = 16
+_RANGE_HASHES = 4
 _FIRST_SLOT_BITS = 12
 _SLOTS_PER_KEY = 8
 
@@ -178,7 +178,7 @@ class KeyTableWriter:
 class SortedHashes:
     """Search in ascending uint64 hashes, through a directory of where each range of them begins.
 
-    The directory is made at the first search and holds up to one byte a hash.
+    The directory is made at the first search and holds one to two bytes a hash.
     """
 
     __slots__ = ("_array", "_shift", "_starts", "values")
@@ -198,9 +198,10 @@ class SortedHashes:
         return bisect_left(self.values, key_hash, starts[part], starts[part + 1])
 
     def _directory(self) -> memoryview:
-        """int64 (ranges + 1,): the position at which each range of hashes begins, and their number."""
+        """(ranges + 1,): the position at which each range of hashes begins, and how many hashes there are."""
         lowest = np.arange(1 << (64 - self._shift), dtype=np.uint64) << np.uint64(self._shift % 64)
-        return np.append(self._array.searchsorted(lowest), len(self._array)).data
+        starts = np.append(self._array.searchsorted(lowest), len(self._array))
+        return starts.astype(np.min_scalar_type(len(self._array))).data
 
 
 class KeyTable:
