@@ -25,7 +25,7 @@ __all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "SortedHashes", "encode_key"
 NO_BLOB = -1
 _LMDB_MAX_KEY_BYTES = 511
 _RUN_ROWS = 1 << 16
-_RANGE_HASHES = 4
+_RANGE_HASHES = 8
 _FIRST_SLOT_BITS = 12
 _SLOTS_PER_KEY = 8
 
@@ -178,7 +178,7 @@ class KeyTableWriter:
 class SortedHashes:
     """Search in ascending uint64 hashes, through a directory of where each range of them begins.
 
-    The directory is made at the first search and holds one to two bytes a hash.
+    The directory is made at the first search and holds up to one byte a hash.
     """
 
     __slots__ = ("_array", "_shift", "_starts", "values")
