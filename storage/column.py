@@ -10,6 +10,7 @@ import numpy as np
 
 from storage.errors import RowNotFoundError, TensorColumnError
 from storage.manifest import ModelRecord, TensorSpec
+from storage.row_copy import copy_rows
 from storage.tensor_shard import TensorShard
 from storage.view import View
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from storage.store import FeatureStore
 
 __all__ = ["TensorColumn"]
-
-_LARGE_ROW_BYTES = 2048
 
 
 class TensorColumn:
@@ -145,7 +144,7 @@ class TensorColumn:
                 wanted = at
             shard = self._shard(part)
             shard.check(wanted, self._store.policy)
-            _copy_rows(shard.array, wanted, out, mine)
+            copy_rows(shard.array, wanted, out, mine)
         num_bytes = num_rows * self._spec.row_bytes
         self._store.counters.bytes_read += num_bytes
         self._store.counters.bytes_copied += num_bytes
@@ -226,14 +225,3 @@ def _by_part(parts: np.ndarray) -> Iterator[tuple[int, np.ndarray | slice]]:
     ends = [*(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(parts)]
     for start, end in pairwise([0, *ends]):
         yield int(ordered[start]), order[start:end]
-
-
-def _copy_rows(source: np.ndarray, rows: np.ndarray, out: np.ndarray, positions: np.ndarray | slice) -> None:
-    if isinstance(positions, slice):
-        # Rows were checked, and only with mode="clip" does numpy write to `out` without a buffer between.
-        np.take(source, rows, axis=0, out=out, mode="clip")
-    elif source[0].nbytes >= _LARGE_ROW_BYTES:
-        for position, row in zip(positions.tolist(), rows.tolist()):
-            out[position] = source[row]
-    else:
-        out[positions] = source[rows]
