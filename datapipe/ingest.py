@@ -11,7 +11,7 @@ from datapipe.decode.image import DEFAULT_MAX_PIXELS
 from datapipe.errors import DataError, SourceError
 from datapipe.ingest_lock import IngestLock
 from datapipe.ingest_requests import remember_request
-from datapipe.ingest_run import DuplicatePolicy, IngestRun
+from datapipe.ingest_run import IngestRun
 from datapipe.judge import INDEX_KINDS, Judge
 from datapipe.media_rules import (
     FramePolicy,
@@ -24,6 +24,7 @@ from datapipe.media_rules import (
 from datapipe.progress import progress_bar
 from datapipe.ray_engine import RayRun
 from datapipe.report import BadFractionError, IngestReport
+from datapipe.settling import DuplicatePolicy
 from datapipe.source_journal import SourceJournal, fingerprint
 from datapipe.sources import FieldMap, Source, open_sources
 from datapipe.sources.column_kinds import ColumnKinds

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
+from datapipe.identity import content_id, key_id, picture_id
 from datapipe.judge import INDEX_KINDS
 from datapipe.sources.fields import INDEX_COLUMNS
 from storage import FeatureStore, View
 
-__all__ = ["KnownRow", "KnownRows", "content_id", "key_id", "picture_id", "place_of_content", "place_of_row"]
+__all__ = ["KnownRow", "KnownRows", "place_of_content", "place_of_row"]
 
 _COLUMNS = ("key", "source", "place", "caption", "hash", "source_hash")
 _BATCH_ROWS = 65536
@@ -122,19 +122,6 @@ def place_of_content(store: FeatureStore, digest: str, caption: str | None) -> s
     return None
 
 
-def content_id(
-    digest: str, caption: str | None, frame: int | None = None, columns: Mapping[str, object] | None = None
-) -> int:
-    """64-bit identity of all that makes a sample but its key and its place."""
-    known = sorted((name, value) for name, value in (columns or {}).items() if value is not None)
-    return xxhash.xxh3_64_intdigest(repr((digest, caption, frame, known)).encode("utf-8", "surrogatepass"))
-
-
-def picture_id(digest: str) -> int:
-    """64-bit identity of a file."""
-    return int(digest[:16], 16)
-
-
 def _described(store: FeatureStore | None, keys: pa.Table) -> Iterator[dict[str, Any]]:
     """Caption, frame and the user's columns of each row, a bounded number at a time."""
     names = [] if store is None else sorted(set(store.columns) - _NOT_CONTENT)
@@ -144,8 +131,3 @@ def _described(store: FeatureStore | None, keys: pa.Table) -> Iterator[dict[str,
     view = store.select()
     for start in range(0, len(view), _BATCH_ROWS):
         yield from view[start : start + _BATCH_ROWS].to_arrow(names).to_pylist()
-
-
-def key_id(key: str | None) -> int:
-    """64-bit identity of a key."""
-    return xxhash.xxh3_64_intdigest((key or "").encode())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from datapipe.known_rows import KnownRows, content_id, place_of_row
+from datapipe.identity import content_id
+from datapipe.known_rows import KnownRows, place_of_row
 from storage import FeatureStore
 
 

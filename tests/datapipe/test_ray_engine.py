@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from datapipe import BadFractionError, IngestReport, ingest
-from datapipe.ray_engine import Slice, _cut
+from datapipe.ray_slices import Slice, cut_sources
 from datapipe.sources import FolderSource, open_sources
 from storage import FeatureStore
 
@@ -83,11 +83,11 @@ def faults(store: Path) -> list[tuple[str, str]]:
 
 def test_few_sources_are_cut_and_many_are_not(tmp_path: Path) -> None:
     folder = FolderSource(write_folder(tmp_path / "a", 10))
-    assert _cut([folder], 2) == [Slice(0, 0, 3), Slice(0, 3, 6), Slice(0, 6, 9), Slice(0, 9, None)]
-    assert _cut([folder] * 4, 2) == [Slice(index, 0, None) for index in range(4)]
+    assert cut_sources([folder], 2) == [Slice(0, 0, 3), Slice(0, 3, 6), Slice(0, 6, 9), Slice(0, 9, None)]
+    assert cut_sources([folder] * 4, 2) == [Slice(index, 0, None) for index in range(4)]
     empty = tmp_path / "t.csv"
     empty.write_text("image,caption\n")
-    assert _cut(open_sources([empty]), 2) == [Slice(0, 0, None)]
+    assert cut_sources(open_sources([empty]), 2) == [Slice(0, 0, None)]
 
 
 @pytest.mark.slow
