@@ -13,9 +13,9 @@ from datapipe.judge_texts import TextColumns
 from datapipe.known_rows import KnownRows
 from datapipe.open_faults import OpenFaults
 from datapipe.outcomes import Met, Outcome, Resolved, SourceProgress
-from datapipe.report import Tally
 from datapipe.settling import DuplicatePolicy, Settling
 from datapipe.sources import Fault, Note, Source
+from datapipe.tally import Tally
 from storage import FeatureStore, PartWriter
 
 __all__ = ["IngestRun"]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from datapipe.report import Tally
 from datapipe.sources.record import Source
+from datapipe.tally import Tally
 
 __all__ = ["progress_bar"]
 

@@ -20,9 +20,9 @@ from datapipe.judge import Judge
 from datapipe.outcomes import Met, SourceProgress
 from datapipe.ray_session import ray_session
 from datapipe.ray_slices import Slice, SliceResult, cut_sources, judge_slice
-from datapipe.report import Tally
 from datapipe.settling import DuplicatePolicy
 from datapipe.sources import Source
+from datapipe.tally import Tally
 from storage import FeatureStore, SealedPart
 
 __all__ = ["RayRun"]

@@ -19,11 +19,11 @@ from datapipe.ingest_run import IngestRun
 from datapipe.judge import Judge, Row
 from datapipe.judge_texts import TextColumns
 from datapipe.outcomes import Met, Outcome, Resolved, SourceProgress
-from datapipe.report import Tally
 from datapipe.settling import DuplicatePolicy
 from datapipe.sources import Item, Source
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.text_rows import one_by_one
+from datapipe.tally import Tally
 from storage import DuplicateKeyError, FeatureStore, SealedPart
 
 __all__ = ["Slice", "SliceResult", "SlicedSource", "cut_sources", "judge_slice"]

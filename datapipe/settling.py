@@ -12,8 +12,8 @@ from datapipe.judge_texts import TextColumns
 from datapipe.known_rows import KnownRows, place_of_content, place_of_row
 from datapipe.open_faults import OpenFaults
 from datapipe.outcomes import Met, Outcome, Resolved, Skip, SourceEnd, SourceProgress
-from datapipe.report import Tally
 from datapipe.sources import Fault
+from datapipe.tally import Tally
 from storage import FeatureStore, KeyNotFoundError
 
 __all__ = ["DuplicatePolicy", "Settling"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from datapipe.progress import progress_bar
-from datapipe.report import Tally
 from datapipe.sources import FolderSource
+from datapipe.tally import Tally
 
 
 class Terminal(io.StringIO):

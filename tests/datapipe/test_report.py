@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from datapipe.report import BadFractionError, IngestReport, Tally
+from datapipe.report import BadFractionError, IngestReport
 from datapipe.sources import Fault, Note
+from datapipe.tally import Tally
 
 
 def report(num_good: int, num_bad: int, budget: float = 0.0) -> IngestReport:
