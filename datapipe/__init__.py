@@ -19,8 +19,10 @@ from datapipe.errors import (
     WorkerError,
 )
 from datapipe.ingest import ingest
+from datapipe.order import BlockShuffle
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.retry import retry
+from datapipe.sampling import FixedLength, FullShuffle, WithReplacement
 
 if TYPE_CHECKING:
     from datapipe.collate import Batch
@@ -29,8 +31,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BadFractionError",
     "Batch",
+    "BlockShuffle",
     "DataError",
     "DecodeError",
+    "FixedLength",
+    "FullShuffle",
     "ImageField",
     "IngestReport",
     "Loader",
@@ -39,6 +44,7 @@ __all__ = [
     "SampleError",
     "SourceError",
     "StoreBusyError",
+    "WithReplacement",
     "WorkerError",
     "ingest",
     "retry",

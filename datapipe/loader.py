@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from datapipe.batch_job import BatchSource, ImageField
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
-from datapipe.order import EpochOrder, rank_bounds
+from datapipe.order import BlockShuffle, Order, ViewOrder, rank_bounds
 from datapipe.pipeline import STALL_S, Job, run_in_order
 from storage import View
 
@@ -29,10 +29,10 @@ class LoaderState:
     version: int
     seed: int
     epoch: int
-    consumed: int  # rows of the epoch handed out to all ranks together
+    consumed: int  # samples of the epoch handed out to all ranks together
     num_rows: int  # of the view
     rows_crc: int  # CRC-32 of the view's row ids
-    shuffle: int  # 0 or 1
+    shuffle: int  # fingerprint of the order: 0 that of the view, 1 the block shuffle
 
 
 class Loader:
@@ -54,6 +54,7 @@ class Loader:
         columns: Sequence[str] = ("caption",),
         seed: int = 0,
         shuffle: bool = True,
+        order: Order | None = None,
         drop_last: bool = True,
         rank: int = 0,
         world_size: int = 1,
@@ -68,6 +69,7 @@ class Loader:
         columns: Names of metadata columns.
         seed: Sets the order, together with the epoch.
         shuffle: False visits the rows in the order of the view.
+        order: Another order than these two, such as `FullShuffle()`; then `shuffle` says nothing.
         drop_last: Leave out the last rows that do not fill a batch. They differ from epoch to epoch.
         rank: This process, 0 <= rank < world_size.
         world_size: Number of processes that share each batch.
@@ -81,19 +83,21 @@ class Loader:
         self._source = BatchSource(view, image=image, tensors=tensors, columns=columns)
         self._rows: NDArray[np.int64] = np.ascontiguousarray(view.rows, dtype=np.int64)
         self._batch_size, self._drop_last = batch_size, drop_last
-        self._seed, self._shuffle = seed, shuffle
+        self._seed = seed
+        self._order: Order = order or (BlockShuffle() if shuffle else ViewOrder())
+        self._num_samples = self._order.num_samples(len(self._rows))
         self._rank, self._world_size = rank, world_size
         self._num_threads, self._depth = num_threads, prefetch_batches
         self._epoch = self._consumed = self._start_at = 0
         if len(self) == 0:
             raise LoaderError(
-                f"the view has {len(view)} rows, not one batch of {batch_size}; lower batch_size, "
-                f"widen the query, or set drop_last=False"
+                f"an epoch is {self._num_samples} samples out of {len(view)} rows, not one batch of "
+                f"{batch_size}; lower batch_size, widen the query, or set drop_last=False"
             )
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on every rank."""
-        return self._num_batches(len(self._rows))
+        return self._num_batches(self._num_samples)
 
     @property
     def epoch(self) -> int:
@@ -127,7 +131,7 @@ class Loader:
             "consumed": self._consumed,
             "num_rows": len(self._rows),
             "rows_crc": zlib.crc32(self._rows.tobytes()),
-            "shuffle": int(self._shuffle),
+            "shuffle": self._order.fingerprint(),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -161,14 +165,14 @@ class Loader:
         for batch in run_in_order(
             self._jobs(epoch, start), num_threads=self._num_threads, depth=self._depth, stall_s=STALL_S
         ):
-            end = min(end + self._batch_size, len(self._rows))
+            end = min(end + self._batch_size, self._num_samples)
             self._epoch, self._consumed = epoch, end
             yield batch
         self._epoch, self._consumed = epoch + 1, 0
 
     def _jobs(self, epoch: int, start: int) -> Iterator[Job[Batch]]:
-        order = EpochOrder(len(self._rows), seed=self._seed, epoch=epoch, shuffle=self._shuffle)
-        for index in range(self._num_batches(len(self._rows) - start)):
+        order = self._order.positions(len(self._rows), seed=self._seed, epoch=epoch)
+        for index in range(self._num_batches(self._num_samples - start)):
             begin = start + index * self._batch_size
             positions = order.take(begin, begin + self._batch_size)
             low, high = rank_bounds(len(positions), rank=self._rank, world_size=self._world_size)

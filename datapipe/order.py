@@ -2,19 +2,78 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK_ROWS", "WINDOW_BLOCKS", "EpochOrder", "rank_bounds"]
+__all__ = [
+    "BLOCK_ROWS",
+    "WINDOW_BLOCKS",
+    "BlockShuffle",
+    "EpochOrder",
+    "Order",
+    "Positions",
+    "ViewOrder",
+    "random_numbers",
+    "rank_bounds",
+]
 
 BLOCK_ROWS: Final = 64
 WINDOW_BLOCKS: Final = 256
 
 _BLOCK_STREAM: Final = 0
 _ROW_STREAM: Final = 1
+
+
+class Positions(Protocol):
+    """The samples of one epoch, in order."""
+
+    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Positions in the view of the samples start..stop, int64; fewer where the epoch ends."""
+
+
+class Order(Protocol):
+    """What the Loader visits. A declaration: the samples of an epoch follow from (seed, epoch, index)."""
+
+    def num_samples(self, num_rows: int) -> int:
+        """Samples of an epoch over a view of num_rows."""
+
+    def positions(self, num_rows: int, *, seed: int, epoch: int) -> Positions:
+        """The samples of one epoch."""
+
+    def fingerprint(self) -> int:
+        """A number that another order does not have; a saved state of another order is refused by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShuffle:
+    """Every row once, in blocks that change places; see EpochOrder."""
+
+    def num_samples(self, num_rows: int) -> int:
+        return num_rows
+
+    def positions(self, num_rows: int, *, seed: int, epoch: int) -> Positions:
+        return EpochOrder(num_rows, seed=seed, epoch=epoch)
+
+    def fingerprint(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOrder:
+    """Every row once, in the order of the view, in every epoch."""
+
+    def num_samples(self, num_rows: int) -> int:
+        return num_rows
+
+    def positions(self, num_rows: int, *, seed: int, epoch: int) -> Positions:
+        return EpochOrder(num_rows, seed=seed, epoch=epoch, shuffle=False)
+
+    def fingerprint(self) -> int:
+        return 0
 
 
 class EpochOrder:
@@ -37,7 +96,7 @@ class EpochOrder:
         shuffle: False gives 0, 1, 2, ... in every epoch.
         """
         self.num_rows = num_rows
-        self._key = np.array([seed % 2**64, epoch % 2**64], dtype=np.uint64)
+        self._seed, self._epoch = seed, epoch
         self._shuffle = shuffle
         num_blocks = -(-num_rows // BLOCK_ROWS)
         self._blocks = self._permutation(num_blocks, _BLOCK_STREAM, 0) if shuffle else np.arange(num_blocks)
@@ -67,10 +126,18 @@ class EpochOrder:
         return rows[self._permutation(len(rows), _ROW_STREAM, window)]
 
     def _permutation(self, size: int, stream: int, window: int) -> NDArray[np.int64]:
-        # The low counter words count the numbers drawn, so that the high ones separate the streams.
-        counter = np.array([0, 0, window, stream], dtype=np.uint64)
-        raw = np.random.Philox(key=self._key, counter=counter).random_raw(size)
+        raw = random_numbers(size, seed=self._seed, epoch=self._epoch, stream=stream, window=window)
         return np.argsort(raw, kind="stable")
+
+
+def random_numbers(size: int, *, seed: int, epoch: int, stream: int, window: int = 0) -> NDArray[np.uint64]:
+    """Uniform uint64 (size,) out of Philox, whose stream NumPy guarantees, keyed by (seed, epoch).
+
+    Streams and windows do not overlap: the low counter words count the numbers drawn, the high ones separate.
+    """
+    key = np.array([seed % 2**64, epoch % 2**64], dtype=np.uint64)
+    counter = np.array([0, 0, window, stream], dtype=np.uint64)
+    return np.random.Philox(key=key, counter=counter).random_raw(size)
 
 
 def rank_bounds(num_rows: int, *, rank: int, world_size: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import itertools
 import json
 import tempfile
 import threading
@@ -20,6 +21,8 @@ from PIL import Image
 
 from datapipe import Batch, ImageField, Loader, LoaderError, SampleError
 from datapipe.decode import decode_image
+from datapipe.order import BlockShuffle, Order, ViewOrder
+from datapipe.sampling import FixedLength, FullShuffle
 from storage import FeatureStore, View
 
 
@@ -140,13 +143,14 @@ def test_a_view_has_its_own_order(view: View) -> None:
     drop_last=st.booleans(),
     ranks=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     stops=st.lists(st.integers(0, 6), min_size=4, max_size=4),
-    shuffle=st.booleans(),
+    order=st.sampled_from([ViewOrder(), BlockShuffle(), FullShuffle(), FixedLength(23)]),
 )
 @settings(max_examples=60, deadline=None)
 def test_union_over_ranks_and_resumes_is_exactly_the_epoch(
-    num_rows: int, batch_size: int, drop_last: bool, ranks: list[int], stops: list[int], shuffle: bool
+    num_rows: int, batch_size: int, drop_last: bool, ranks: list[int], stops: list[int], order: Order
 ) -> None:
-    if drop_last and num_rows < batch_size:
+    length = order.num_samples(num_rows)
+    if drop_last and length < batch_size:
         return
     view = text_view(num_rows)
 
@@ -157,7 +161,7 @@ def test_union_over_ranks_and_resumes_is_exactly_the_epoch(
             image=None,
             columns=(),
             seed=5,
-            shuffle=shuffle,
+            order=order,
             drop_last=drop_last,
             rank=rank,
             world_size=world_size,
@@ -166,7 +170,7 @@ def test_union_over_ranks_and_resumes_is_exactly_the_epoch(
         )
 
     whole = keys_of(make(0, 1))
-    assert len(whole) == (num_rows // batch_size * batch_size if drop_last else num_rows)
+    assert len(whole) == (length // batch_size * batch_size if drop_last else length)
     seen: list[str] = []
     state: dict[str, int] | None = None
     for world_size, stop in zip([*ranks, 1], [*stops[: len(ranks)], None]):
@@ -188,6 +192,38 @@ def test_union_over_ranks_and_resumes_is_exactly_the_epoch(
         assert all(other == states[0] for other in states)
         state = states[0]
     assert seen == whole
+
+
+@given(num_rows=st.integers(8, 64), batch_size=st.integers(4, 12), stops=st.tuples(*[st.integers(1, 3)] * 2))
+@settings(max_examples=30, deadline=None)
+def test_four_ranks_then_three_then_one_see_each_row_once(
+    num_rows: int, batch_size: int, stops: tuple[int, int]
+) -> None:
+    view = text_view(num_rows)
+    seen: list[str] = []
+    state: dict[str, int] = {}
+    for world_size, stop in ((4, stops[0]), (3, stops[1]), (1, num_rows)):
+        loaders = [
+            Loader(view, batch_size=batch_size, image=None, drop_last=False, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        for loader in loaders:
+            if state:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+        for shares in itertools.islice(zip(*loaders, strict=True), stop):
+            seen += [key for share in shares for key in share.keys]
+        state = loaders[0].state_dict()
+        if state["epoch"] == 1:
+            break
+    assert sorted(seen) == view.keys()
+
+
+def test_states_of_another_order_are_refused() -> None:
+    view = text_view(16)
+    state = Loader(view, batch_size=4, image=None, order=FullShuffle()).state_dict()
+    Loader(view, batch_size=2, image=None, order=FullShuffle()).load_state_dict(state)
+    with pytest.raises(LoaderError, match="saved with shuffle"):
+        Loader(view, batch_size=4, image=None).load_state_dict(state)
 
 
 def test_len_counts_batches(view: View) -> None:
