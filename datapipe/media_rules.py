@@ -11,6 +11,7 @@ from PIL import ImageColor
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE
 from datapipe.errors import DataError
+from datapipe.sources.fields import INDEX_COLUMNS
 
 __all__ = [
     "Encoding",
@@ -26,6 +27,7 @@ __all__ = [
 
 FramePolicy = Literal["first", "all", "skip"]
 _TENSOR: Final = re.compile(r"(?P<name>[^:]+):(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]")
+_TENSOR_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")  # as the store wants it
 _TENSOR_DTYPES: Final = ("uint8", "float16", "float32")
 _MAX_SIDE: Final = 65_535
 _QUALITIES: Final = {"jpeg": 95, "webp": 95}  # when none is given
@@ -158,6 +160,8 @@ def parse_tensor(text: str) -> TensorRule:
         if len(sides) != 3 or sides[0] != 3 or not all(1 <= side <= _MAX_SIDE for side in sides)
         else None
     )
+    if problem is None and found is not None:
+        problem = _name_problem(found["name"])
     if found is None or problem is not None:
         raise DataError(
             f"tensor is {text!r}: {problem}; wanted NAME:DTYPE[3,HEIGHT,WIDTH], such as "
@@ -165,6 +169,14 @@ def parse_tensor(text: str) -> TensorRule:
         )
     dtype = _TENSOR_DTYPES[_TENSOR_DTYPES.index(found["dtype"])]
     return TensorRule(name=found["name"], dtype=dtype, height=sides[1], width=sides[2])  # type: ignore[arg-type]
+
+
+def _name_problem(name: str) -> str | None:
+    if name.casefold() in INDEX_COLUMNS:
+        return f"{name!r} is a column of the index already; choose another name"
+    if not _TENSOR_NAME.fullmatch(name):
+        return "the name has 1 to 128 letters, digits, '_', '-' and '.', and does not begin with '-' or '.'"
+    return None
 
 
 def parse_background(value: str | Sequence[int]) -> tuple[int, int, int]:

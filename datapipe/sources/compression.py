@@ -103,4 +103,6 @@ _UNPACKERS: Final[dict[bytes, Callable[[IO[bytes]], IO[bytes]]]] = {
     b"BZh": lambda file: cast(IO[bytes], bz2.BZ2File(file)),
     b"\xfd7zXZ\0": lambda file: cast(IO[bytes], lzma.LZMAFile(file)),  # noqa: SIM115 - the caller closes it
     b"\x28\xb5\x2f\xfd": _open_zstd,
+    # RFC 8878, 3.1.2: frames to be skipped, with which pzstd begins.
+    **{bytes([kind]) + b"\x2a\x4d\x18": _open_zstd for kind in range(0x50, 0x60)},
 }

@@ -197,13 +197,17 @@ class UnseenNames:
         self._found.update(row)
         self._mapping = {ours: name for ours, name in self._mapping.items() if _value(row, name) is MISSING}
 
-    def refuse(self, place: str) -> None:
+    def refuse(self, place: str, *, is_empty_fine: bool = True) -> None:
         """Say which mapped name is in no row.
+
+        Args:
+            place: What the rows are of.
+            is_empty_fine: Whether nothing is said where there was no row at all.
 
         Raises:
             SourceError: Naming the names that were found and the nearest one.
         """
-        for ours, theirs in self._mapping.items() if self._num_rows else ():
+        for ours, theirs in self._mapping.items() if self._num_rows or not is_empty_fine else ():
             raise SourceError(
                 f"{place}: no row has {theirs!r} (mapped to {ours!r}); found {sorted(self._found)}"
                 f"{nearest(theirs, self._found)}"

@@ -12,7 +12,7 @@ from datapipe.errors import DecodeError, SourceError
 from datapipe.sources.arrange import arrange
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.conversation import Medium
-from datapipe.sources.fields import FieldMap
+from datapipe.sources.fields import FieldMap, UnseenNames
 from datapipe.sources.listing import FolderListing, list_folder
 from datapipe.sources.media import OpenedMedium
 from datapipe.sources.paths import file_loader, printable
@@ -67,10 +67,13 @@ class FolderSource:
         for table in self._listing.metadata:
             check_table(self.root / table, self._fields)
             observe_table(self.root / table, self._fields, kinds)
+        unseen = self._fields.unseen()
         for paths in self._listing.sidecars.values():
             for path in paths:
                 if path.lower().endswith(".json"):
-                    self._observe_sidecar(path, kinds)
+                    self._observe_sidecar(path, kinds, unseen)
+        if not self._listing.metadata:
+            unseen.refuse(f"{self.root}: the JSON files beside the pictures", is_empty_fine=False)
         if self._has_classes:
             kinds.declare({"label": "string"}, self.name)
 
@@ -104,9 +107,10 @@ class FolderSource:
         folders = {os.path.dirname(path) for path in listing.media}  # noqa: PTH120
         return not listing.sidecars and not listing.metadata and len(folders) > 1 and "" not in folders
 
-    def _observe_sidecar(self, path: str, kinds: ColumnKinds) -> None:
+    def _observe_sidecar(self, path: str, kinds: ColumnKinds, unseen: UnseenNames) -> None:
         try:
             _, values = read_sidecars([self.root / path])
+            unseen.look(values)
             columns = arrange(values, self._fields, beside=[_medium(path)]).columns
         except DecodeError:
             return  # reported when the sample is read

@@ -1,4 +1,4 @@
-"""A JSON file that holds one array of objects, read object by object."""
+"""A JSON file that holds one array of objects, read object by object, or JSON lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Final, TextIO
 
 from datapipe.errors import SourceError
 from datapipe.sources.compression import DAMAGE
-from datapipe.sources.jsonl_rows import RepeatedKeyError, unique_pairs
+from datapipe.sources.jsonl_rows import (
+    RepeatedKeyError,
+    has_json_lines,
+    read_jsonl_rows,
+    unique_pairs,
+)
 from datapipe.sources.record import Fault
 from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row
@@ -24,9 +29,14 @@ _SPACE: Final = " \t\r\n"
 def read_json_rows(path: SourcePath) -> Iterator[Row | Fault]:
     """Yield every object of the array. After a syntax error the rest is not read.
 
+    A file of JSON lines under this name is read as such.
+
     Raises:
         SourceError: If the file is UTF-16 or UTF-32.
     """
+    if has_json_lines(path):
+        yield from read_jsonl_rows(path)
+        return
     number = 0
     try:
         with open_text(path) as file:
@@ -73,12 +83,16 @@ def _objects(window: _Window) -> Iterator[tuple[object, str]]:
     """Each object with its text; one that repeats a key comes as the error."""
     _expect(window, "[")
     if window.peek() == "]":
+        window.at += 1
+        _expect_end(window)
         return
     while True:
         if window.peek() != "{":
             raise ValueError(f"found {window.peek()!r}, wanted an object")
         yield _object(window)
         if window.peek() == "]":
+            window.at += 1
+            _expect_end(window)
             return
         _expect(window, ",")
 
@@ -110,6 +124,12 @@ def _expect(window: _Window, char: str) -> None:
     if found != char:
         raise ValueError(f"found {found or 'the end of the file'!r}, wanted {char!r} of an array of objects")
     window.at += 1
+
+
+def _expect_end(window: _Window) -> None:
+    found = window.peek()
+    if found:
+        raise ValueError(f"found {found!r} after the end of the array")
 
 
 def _row(value: object, text: str, place: str, number: int) -> Row | Fault:

@@ -12,7 +12,14 @@ from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row, repeated_name
 from datapipe.sources.text_file import open_bytes
 
-__all__ = ["RepeatedKeyError", "parse_json_object", "read_jsonl_rows", "skip_line", "unique_pairs"]
+__all__ = [
+    "RepeatedKeyError",
+    "has_json_lines",
+    "parse_json_object",
+    "read_jsonl_rows",
+    "skip_line",
+    "unique_pairs",
+]
 
 _MAX_LINE_BYTES: Final = 256 * 2**20
 
@@ -65,6 +72,24 @@ def read_jsonl_rows(path: SourcePath) -> Iterator[Row | Fault]:
                 yield Fault(key="", place=place, reason="line_too_long", detail=detail)
             else:
                 yield _parse_line(line, place, number)
+
+
+def has_json_lines(path: SourcePath) -> bool:
+    """Whether the first line is a whole JSON object, and another line follows it.
+
+    Raises:
+        SourceError: If the file is UTF-16 or UTF-32.
+    """
+    with open_bytes(path) as file:
+        try:
+            first = b" "
+            while first and not first.strip():
+                first = file.readline(_MAX_LINE_BYTES)
+            return (
+                first.lstrip()[:1] == b"{" and bool(parse_json_object(first.decode())) and bool(file.read(1))
+            )
+        except (ValueError, RecursionError, *DAMAGE):
+            return False  # reported when the rows are read
 
 
 def skip_line(file: IO[bytes]) -> None:

@@ -30,7 +30,7 @@ def open_bytes(path: SourcePath) -> Iterator[IO[bytes]]:
             head = file.read(_HEAD_BYTES)
         except DAMAGE as error:
             raise SourceError(f"{path}: not even its beginning can be read ({error})") from error
-        if head.startswith(_WIDE_MARKS) or head[:2].count(0) == 1:
+        if head.startswith(_WIDE_MARKS) or _is_wide(head):
             raise SourceError(f"{path}: the text is UTF-16 or UTF-32; convert the file to UTF-8")
         file.seek(len(_MARK) if head.startswith(_MARK) else 0)
         yield file
@@ -49,6 +49,11 @@ def open_text(path: SourcePath) -> Iterator[TextIO]:
             yield text
         finally:
             text.detach()
+
+
+def _is_wide(head: bytes) -> bool:
+    """Whether every second byte is NUL, as of Latin letters in UTF-16 or UTF-32 without a mark."""
+    return len(head) == _HEAD_BYTES and any(head[::2]) != any(head[1::2])
 
 
 def undecodable_byte(text: str) -> int | None:

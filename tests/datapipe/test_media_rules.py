@@ -50,6 +50,12 @@ def test_encodings_that_are_none(text: str) -> None:
         ("pixels:uint8", "it has another form"),
         (":uint8[3,2,2]", "it has another form"),
         ("pixels:uint8[3;2;2]", "it has another form"),
+        (
+            "a b:uint8[3,2,2]",
+            "the name has 1 to 128 letters, digits, '_', '-' and '.', and does not begin .*",
+        ),
+        ("../a:uint8[3,2,2]", "the name has 1 to 128 letters.*"),
+        ("Width:uint8[3,2,2]", "'Width' is a column of the index already; choose another name"),
         ("pixels:int8[3,2,2]", "dtype 'int8' is none of uint8, float16, float32"),
         ("pixels:uint8[2,2,3]", r"the shape \[2, 2, 3\] is not \[3, height, width\]"),
         ("pixels:uint8[3,2]", r"the shape \[3, 2\] is not \[3, height, width\]"),

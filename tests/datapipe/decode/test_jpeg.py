@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 
@@ -209,3 +210,29 @@ def test_damage_in_a_cmyk_jpeg_is_refused_too() -> None:
 def test_bytes_behind_the_end_are_no_damage() -> None:
     jpeg = encode(picture())
     np.testing.assert_array_equal(decode_image(jpeg + b"\0" * 999), decode_image(jpeg))
+
+
+# The gradient of test_arithmetic_coding at quality 90, coded again without loss by `jpegtran -arithmetic`,
+# since Pillow does not write this coding.
+ARITHMETIC = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMU"
+    "FRUVDA8XGBYUGBIUFRT/2wBDAQMEBAUEBQkFBQkUDQsNFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQU"
+    "FBQUFBQUFBT/yQARCAA8AFADASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwD/AO0iX47qzh9K4ydFwXVB9po/xheA"
+    "RzxjWY1Q8/8A5P5CASp/nI8Z1i8l7ErWxIE0ayI7r8z2uWV30njWunLVynHdEaYYKY6MXFFTWuTY3Rw2MSKUMZQ6vQ7pV8HZWQlh"
+    "k1FPAL7D/ojoyzvo6u1GKU3oHH4Z45kZJxp8+rgoAzNMeBkB95iWGWlZtq+vqten+nf1MFS6cIJDh9TcOU7F1vAUKUvs/o2PdRCt"
+    "2PLmxTMVOX82BO6Gz0OnrVuV/wCiXAmQ0IkdfAzQaOKY7/cQibPeQI6a6PRiAOKHLf1w7aG8L3mDBTBHXywBksqe2HmD4udZoGtt"
+    "b3+5w/8ALf799T+qRGAxZAysM6677iKg5nfpzt+ok1gUq8Yoi1l8/C9ZDenEYChJdIeN98hi2gqJ/nh/TxIFsRB2g5Cuo2pUqLfx"
+    "vrfKG+zxSID/2Q=="
+)
+
+
+def test_arithmetic_coding() -> None:
+    y, x = np.mgrid[:60, :80]
+    source = np.dstack([x * 3, y * 4, x + y]).astype(np.uint8)
+    assert b"\xff\xc9" in ARITHMETIC and b"\xff\xc0" not in ARITHMETIC
+    pixels, facts = decode_image_with_facts(ARITHMETIC)
+    np.testing.assert_array_equal(pixels, decode_image(encode(Image.fromarray(source), quality=90)))
+    assert facts == check_image(ARITHMETIC)[0] == read_image_facts(ARITHMETIC)
+    for length in range(4, len(ARITHMETIC), 10):
+        with pytest.raises(DecodeError):
+            check_image(ARITHMETIC[:length])

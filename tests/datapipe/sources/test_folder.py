@@ -159,3 +159,14 @@ def test_upper_case_suffixes_and_stems(tmp_path: Path) -> None:
 def test_not_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="not a folder"):
         FolderSource(tmp_path / "none")
+
+
+def test_a_mapped_name_that_no_file_has_is_told(tmp_path: Path) -> None:
+    write(tmp_path, **{"a.jpg": b"A", "a.txt": "caption"})
+    for mapped in ({"caption": "alt"}, {"key": "id"}):
+        with pytest.raises(SourceError, match=r"no row has '(alt|id)' \(mapped to '(caption|key)'\)"):
+            FolderSource(tmp_path, fields=FieldMap(mapping=mapped)).observe_columns(ColumnKinds())
+    write(tmp_path, **{"a.json": '{"alts": "b"}'})
+    with pytest.raises(SourceError, match="did you mean 'alts'"):
+        FolderSource(tmp_path, fields=FieldMap(mapping={"caption": "alt"})).observe_columns(ColumnKinds())
+    FolderSource(tmp_path, fields=FieldMap(mapping={"alt": "zzz"})).observe_columns(ColumnKinds())

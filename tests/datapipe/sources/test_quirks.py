@@ -220,6 +220,15 @@ def test_csv_quirks(tmp_path: Path) -> None:
     assert next(iter(records(tmp_path / "u.tsv").values())).caption == "x,y"
 
 
+def test_zst_frames_that_are_to_be_skipped(tmp_path: Path) -> None:
+    skipped = bytes.fromhex("5f2a4d18 04000000") + b"size"  # pzstd begins with one
+    frames = zstandard.compress(b"caption\na\n") + skipped + zstandard.compress(b"b\n")
+    (tmp_path / "t.csv.zst").write_bytes(skipped + frames)
+    assert [record.caption for record in records(tmp_path / "t.csv.zst").values()] == ["a", "b"]
+    (tmp_path / "t.tar.zst").write_bytes(skipped + zstandard.compress(tar(*PAIR)))
+    assert records(tmp_path / "t.tar.zst")["t/a"].caption == "caption"
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.txt", "t.json"])
 def test_wide_text_is_refused(tmp_path: Path, name: str, encoding: str) -> None:
@@ -273,12 +282,30 @@ def test_json_arrays(tmp_path: Path) -> None:
         ("[]", []),
         ('[{"a": 1}', ["bad_json"]),
         ('[{"a": 1}, 7]', ["bad_json"]),
+        ('[{"a": 1}] and more', ["bad_json"]),
+        ("[] [", ["bad_json"]),
         ('{"a": 1}', ["bad_json"]),
         ('[{"a": 1, "a": 2}, {"caption": "x"}]', ["repeated_key"]),
         ("", ["bad_json"]),
     ):
         (tmp_path / "u.json").write_text(text)
         assert reasons(tmp_path / "u.json") == told, text
+
+
+def test_json_lines_under_the_name_of_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('\n {"caption": "a"}\nno json\n{"caption": "b"}\n')
+    assert [record.caption for record in records(path).values()] == ["a", "b"]
+    assert reasons(path) == ["bad_json"]
+    for one_object in ('{"caption": "a"}', '{\n"caption": "a"\n}\n'):
+        path.write_text(one_object)
+        assert reasons(path) == ["bad_json"]
+
+
+def test_a_nul_near_the_start_makes_no_wide_text(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"a\0b\nc\n")
+    found = items(tmp_path / "t.txt")
+    assert [item.caption for item in found if isinstance(item, Record)] == ["a\0b", "c"]  # judged later
 
 
 def test_packed_tables_that_are_cut(tmp_path: Path) -> None:
