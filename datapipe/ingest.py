@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, get_args
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
-from datapipe.errors import DataError, SourceError
 from datapipe.ingest_lock import IngestLock
+from datapipe.ingest_options import Engine, RowOptions, check_run
 from datapipe.ingest_requests import remember_request
 from datapipe.ingest_run import IngestRun
-from datapipe.judge import INDEX_KINDS, Judge
-from datapipe.media_rules import (
-    FramePolicy,
-    MediaRules,
-    parse_background,
-    parse_encoding,
-    parse_resizing,
-    parse_tensor,
-)
+from datapipe.media_rules import FramePolicy
 from datapipe.progress import progress_bar
 from datapipe.ray_engine import RayRun
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.settling import DuplicatePolicy
-from datapipe.source_journal import SourceJournal, fingerprint
-from datapipe.sources import FieldMap, Source, open_sources
-from datapipe.sources.column_kinds import ColumnKinds
-from datapipe.sources.fields import nearest
+from datapipe.source_journal import FinishedSources, SourceJournal
+from datapipe.sources import FieldMap, open_sources
 from datapipe.sources.webdataset import SplitDot
 from storage import FeatureStore
 
-__all__ = ["Engine", "ingest"]
-
-Engine = Literal["local", "ray"]
-
-_OPTIONAL: Final = frozenset({"image", "caption"})
+__all__ = ["ingest"]
 
 
 def ingest(
@@ -114,56 +99,47 @@ def ingest(
         StoreBusyError: When another ingest is writing to the store.
         StorageError: When the store cannot be used.
     """
-    _check_arguments(optional, max_bad_fraction, max_pixels, workers, commit_rows, dry_run)
-    _check_choice("duplicates", duplicates, get_args(DuplicatePolicy))
-    _check_choice("engine", engine, get_args(Engine))
-    rules = MediaRules(
+    options = RowOptions(
+        format=format,
+        column_map=dict(column_map or {}),
+        optional=tuple(sorted(optional)),
+        required=tuple(sorted(required)),
+        key_prefix=key_prefix,
+        split_dot=split_dot,
         max_pixels=max_pixels,
-        background=parse_background(background),
+        background=background if isinstance(background, str) else tuple(background),
         frames=frames,
+        duplicates=duplicates,
         trust=trust,
-        resize=None if resize is None else parse_resizing(resize),
-        encoding=None if reencode is None else parse_encoding(reencode),
-        tensors=tuple(parse_tensor(text) for text in tensors),
+        resize=resize,
+        reencode=reencode,
+        tensors=tuple(tensors),
     )
-    asked: dict[str, object] = {
-        "format": format,
-        "column_map": dict(column_map or {}),
-        "optional": sorted(optional),
-        "required": sorted(required),
-        "key_prefix": key_prefix,
-        "split_dot": split_dot,
-        "max_pixels": max_pixels,
-        "background": background if isinstance(background, str) else list(background),
-        "frames": frames,
-        "duplicates": duplicates,
-        "trust": trust,
-        "resize": resize,
-        "reencode": reencode,
-        "tensors": list(tensors),
-    }
+    check_run(
+        max_bad_fraction=max_bad_fraction,
+        engine=engine,
+        workers=workers,
+        commit_rows=commit_rows,
+        dry_run=dry_run,
+    )
+    media = options.media_rules()
     started = time.monotonic()
     specs = [source] if isinstance(source, str | Path) else list(source)
-    fields = FieldMap(mapping=dict(column_map or {}))
+    fields = FieldMap(mapping=options.column_map)
     sources = open_sources(specs, format=format, fields=fields, key_prefix=key_prefix, split_dot=split_dot)
-    chosen = repr(asked)
+    rules = repr(options.as_asked())
     with IngestLock() as lock:
         target = FeatureStore.open(store) if (Path(store) / "snapshots").is_dir() else None
         if dry_run is None and target is not None:
             lock.take(target.path)
             target = target.refresh()
-        journal = None if target is None else SourceJournal(target, chosen)
+        journal = None if target is None else SourceJournal(target, rules)
         unread, num_known = (sources, 0) if journal is None else journal.unfinished(sources)
-        kinds = ColumnKinds()
-        for opened in unread:
-            opened.observe_columns(kinds)
-        kinds.fit_store({} if target is None else target.columns)
-        _check_required(required, kinds.names() | (set() if target is None else target.columns.keys()))
+        judge = options.judge(media, unread, {} if target is None else target.columns)
         if dry_run is None and (target is None or journal is None):
             target = FeatureStore.create(store, exist_ok=True)
             lock.take(target.path)
-            journal = SourceJournal(target, chosen)
-        judge = Judge(kinds=kinds, optional=frozenset(optional), required=frozenset(required), media=rules)
+            journal = SourceJournal(target, rules)
         run: IngestRun | RayRun
         if engine == "ray" and dry_run is None:
             run = RayRun(unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
@@ -183,7 +159,7 @@ def ingest(
                     update,
                     commit_rows=commit_rows,
                     commit_s=commit_s,
-                    committed=_Recorder(run, unread, journal, target, chosen),
+                    committed=FinishedSources(journal, target, unread, run.progress),
                 )
         report = run.tally.freeze(
             sources=tuple(opened.name for opened in sources),
@@ -195,70 +171,7 @@ def ingest(
         )
         if num_commits and target is not None:
             report.write(target.path / "reports")
-            remember_request(target, specs, asked)
+            remember_request(target, specs, options.as_asked())
         if report.is_over_budget:
             raise BadFractionError(report)
         return report
-
-
-class _Recorder:
-    """Notes in the journal which sources are finished, commit by commit."""
-
-    def __init__(
-        self,
-        run: IngestRun | RayRun,
-        sources: Sequence[Source],
-        journal: SourceJournal,
-        store: FeatureStore,
-        rules: str,
-    ) -> None:
-        self._run, self._sources, self._journal, self._store = run, sources, journal, store
-        # From before anything is read, so that a change meanwhile is seen by the next run.
-        self._fingerprints = [fingerprint(source, rules) for source in sources]
-        self._num_told = 0
-
-    def __call__(self, num_finished: int) -> None:
-        found = {}
-        for index in range(self._num_told, num_finished):
-            version, progress = self._fingerprints[index], self._run.progress[index]
-            if version is not None and progress.num_bad == 0:
-                found[self._sources[index].name] = (version, progress.num_samples)
-        self._num_told = max(self._num_told, num_finished)
-        self._journal.add(self._store.refresh(), found)
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise DataError(f"{name} is {value!r}, wanted one of {', '.join(choices)}")
-
-
-def _check_required(required: Sequence[str], columns: Set[str]) -> None:
-    known = columns | INDEX_KINDS.keys()
-    for name in required:
-        if name not in known:
-            raise SourceError(
-                f"required column {name!r} is in no source; there are {sorted(known)}{nearest(name, known)}"
-            )
-
-
-def _check_arguments(
-    optional: Sequence[str],
-    max_bad_fraction: float,
-    max_pixels: int,
-    workers: int,
-    commit_rows: int,
-    dry_run: int | None,
-) -> None:
-    unknown = set(optional) - _OPTIONAL
-    if unknown:
-        raise DataError(f"optional holds {sorted(unknown)}; wanted image, caption or both")
-    if not 0 <= max_bad_fraction <= 1:
-        raise DataError(f"max_bad_fraction is {max_bad_fraction}, wanted a share from 0 to 1")
-    for name, value in (
-        ("max_pixels", max_pixels),
-        ("workers", workers),
-        ("commit_rows", commit_rows),
-        ("dry_run", dry_run),
-    ):
-        if value is not None and value < 1:
-            raise DataError(f"{name} is {value}, wanted 1 or more")

@@ -12,11 +12,12 @@ from typing import Final
 import pyarrow.compute as pc
 import xxhash
 
+from datapipe.outcomes import SourceProgress
 from datapipe.sources import Source
 from datapipe.sources.remote import RemotePath
 from storage import FeatureStore
 
-__all__ = ["FinishedSource", "SourceJournal", "fingerprint"]
+__all__ = ["FinishedSource", "FinishedSources", "SourceJournal", "fingerprint"]
 
 _FILE: Final = "sources.json"
 # What file systems tell about a file beside its size; one of them at least is needed.
@@ -49,8 +50,8 @@ class SourceJournal:
         store: The newest snapshot.
         rules: Everything that decides what becomes of a sample, as text.
         """
+        self.rules = rules
         self._path = store.path / "reports" / _FILE
-        self._rules = rules
         self._finished = _read(self._path)
         self._num_rows = rows_by_source(store)
 
@@ -69,7 +70,7 @@ class SourceJournal:
     def _holds(self, record: FinishedSource, source: Source) -> bool:
         """Whether neither the source nor the rules nor its rows have changed since."""
         num_rows = self._num_rows.get(source.name, 0)
-        return record.num_rows == num_rows and record.fingerprint == fingerprint(source, self._rules)
+        return record.num_rows == num_rows and record.fingerprint == fingerprint(source, self.rules)
 
     def add(self, store: FeatureStore, found: Mapping[str, tuple[str, int]]) -> None:
         """Record sources: name -> (fingerprint from before it was read, number of samples)."""
@@ -87,6 +88,38 @@ class SourceJournal:
         temporary = self._path.with_suffix(".new")
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         temporary.replace(self._path)
+
+
+class FinishedSources:
+    """Notes in a journal which sources are finished, commit by commit."""
+
+    def __init__(
+        self,
+        journal: SourceJournal,
+        store: FeatureStore,
+        sources: Sequence[Source],
+        progress: Sequence[SourceProgress],
+    ) -> None:
+        """Args:
+        journal: Written to.
+        store: What the commits go to.
+        sources: In the order in which they are read.
+        progress: Of each of them; it grows.
+        """
+        self._journal, self._store, self._sources, self._progress = journal, store, sources, progress
+        # From before anything is read, so that a change meanwhile is seen by the next run.
+        self._fingerprints = [fingerprint(source, journal.rules) for source in sources]
+        self._num_told = 0
+
+    def __call__(self, num_finished: int) -> None:
+        """Take note that the first num_finished sources are in the store to their end."""
+        found = {}
+        for index in range(self._num_told, num_finished):
+            version, progress = self._fingerprints[index], self._progress[index]
+            if version is not None and progress.num_bad == 0:
+                found[self._sources[index].name] = (version, progress.num_samples)
+        self._num_told = max(self._num_told, num_finished)
+        self._journal.add(self._store.refresh(), found)
 
 
 def rows_by_source(store: FeatureStore) -> dict[str, int]:
