@@ -143,8 +143,8 @@ def mend(fix: Mend, snapshot: Snapshot, staging: Staging, part_id: str) -> Part 
         return write_part(staging, part_id, snapshot, [source]) if len(fix.kept) else None
     source.rows = np.arange(fix.part.rows)
     tensors = dict(fix.part.tensors)
-    for name, good in fix.whole.items():
-        if good.all():
+    for name in fix.whole:
+        if fix.salvage.is_whole(name):
             continue
         del tensors[name]
         spool = TensorSpool(name, snapshot.tensors[name], staging.path / f"{part_id}-{name}.spool")

@@ -121,6 +121,11 @@ class Salvage:
             self._index = {own: table.column(own).combine_chunks() for own in names}
         return self._index[name]
 
+    def is_whole(self, name: str) -> bool:
+        """Whether no file of a tensor column is broken, also where no value lies."""
+        ref = self.part.tensors[name]
+        return ref.path not in self.broken and (ref.present is None or ref.present.path not in self.broken)
+
     def present_rows(self, name: str) -> np.ndarray:
         """The rows that have a value in a sparse column whose list of rows is whole, int64."""
         ref = self.part.tensors[name].present

@@ -167,6 +167,22 @@ def test_of_a_broken_tensor_file_the_whole_blocks_are_kept(empty):
     assert np.array_equal(last.refresh().tensor("x")[0:600], data)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_damage_outside_of_all_values_loses_none(filled, sparse, blob_of, codes_of):
+    if sparse:
+        filled.add_column(
+            "half", lambda view: (view.rows % 2 == 0, view.rows[::2]), dtype="int64", shape=(), sparse=True
+        )
+    store = filled.refresh()
+    file = store.snapshot.parts[0].tensors["half" if sparse else "codes"]
+    flip(store.path / file.path, file.offset - 20)
+    report, after = repaired(store)
+    assert (report.lost, report.missing, report.moved) == ([], {}, (file.path,))
+    same_rows(after, blob_of, codes_of)
+    if sparse:
+        assert np.array_equal(after.tensor("half").gather(np.arange(0, 100, 2)), np.arange(0, 100, 2))
+
+
 def test_a_tensor_file_that_is_gone_is_missing_values(filled):
     (filled.path / filled.snapshot.parts[0].tensors["codes"].path).unlink()
     report, store = repaired(filled)
