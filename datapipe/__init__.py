@@ -15,6 +15,7 @@ from datapipe.errors import (
     MissingExtraError,
     SampleError,
     SourceError,
+    StageError,
     StoreBusyError,
     WorkerError,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "MissingExtraError",
     "SampleError",
     "SourceError",
+    "StageError",
     "StoreBusyError",
     "WithReplacement",
     "WorkerError",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -16,8 +16,9 @@ from datapipe.collate import Batch, as_tensor, write_pixels
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE, decode_image
 from datapipe.decode.resize import Resample
 from datapipe.errors import DataError, LoaderError, SampleError
-from datapipe.pipeline import Job
-from storage import FeatureStore, TensorColumn, TensorColumnError, View
+from datapipe.pipeline import StageCounters, run_pipeline
+from datapipe.stages import STALL_S, Pipeline, Stage
+from storage import StorageError, TensorColumn, TensorColumnError, View
 
 __all__ = ["BatchSource", "ImageField"]
 
@@ -33,7 +34,7 @@ class ImageField:
 
 
 class BatchSource:
-    """Makes the job of a batch from positions in a view. Metadata is held in Arrow memory, not in objects."""
+    """Makes batches from positions in a view. Metadata is held in Arrow memory, not in objects."""
 
     def __init__(
         self, view: View, *, image: ImageField | None, tensors: Sequence[str], columns: Sequence[str]
@@ -49,81 +50,130 @@ class BatchSource:
         wanted = list(dict.fromkeys(["key", *columns]))
         self._table: pa.Table = view.to_arrow(wanted).combine_chunks()
 
-    def job(self, positions: NDArray[np.int64], *, num_parts: int) -> Job[Batch]:
-        """Plan one batch.
+    def pipeline(self, *, num_threads: int, prefetch_batches: int, timeout_s: float | None) -> Pipeline:
+        """The stages that a batch goes through before it is put together, in `num_threads` pieces."""
+        pieces = prefetch_batches * (1 if self._image is None else num_threads)
 
-        Args:
-            positions: int64 (B,), places in the view.
-            num_parts: Pieces that the decoding is cut into.
-        """
-        rows = self._rows[positions]
+        def stage(name: str, function: Callable[[_Piece], _Piece]) -> Stage:
+            return Stage(
+                name=name,
+                function=function,
+                concurrency=num_threads,
+                queue_size=pieces,
+                timeout_s=timeout_s,
+            )
+
+        stages = [stage("fetch", self._fetch)]
+        if self._image is not None:
+            stages.append(stage("decode", self._decode))
+        return Pipeline(stages=tuple(stages), max_in_flight=pieces, watchdog_s=STALL_S)
+
+    def batches(
+        self, shares: Iterator[NDArray[np.int64]], *, pipeline: Pipeline, counters: Sequence[StageCounters]
+    ) -> Iterator[Batch]:
+        """Batches of places in the view, int64 (B,) each, in their order."""
+        num_pieces = 1 if self._image is None else pipeline.stages[0].concurrency
+        drafts = (self._draft(positions) for positions in shares)
+        pieces = ((piece, piece) for draft in drafts for piece in draft.pieces(num_pieces))
+        with closing(run_pipeline(pipeline, pieces, counters=counters)) as done:  # type: ignore[type-var]
+            for piece in done:
+                if piece.is_last:
+                    yield self._finish(piece.draft)
+
+    def _draft(self, positions: NDArray[np.int64]) -> _Draft:
         picked = self._table.take(pa.array(positions))
-        keys: list[str] = picked.column("key").to_pylist()
-        gathered: dict[str, NDArray[np.generic]] = {}
-        parts: list[Callable[[], None]] = []
-        if self._tensors:
-            parts.append(lambda: gathered.update(self._gather(rows)))
-        decoding = None if self._image is None else _Decoding(self._store, rows, keys, self._image)
-        if decoding is not None:
-            parts.extend(decoding.parts(num_parts))
+        shape = None if self._image is None else (len(positions), 3, *self._image.size)
+        return _Draft(
+            rows=self._rows[positions],
+            keys=picked.column("key").to_pylist(),
+            picked=picked,
+            pixels=None if shape is None else np.empty(shape, np.float32),
+        )
 
-        def finish() -> Batch:
-            return Batch(
-                rows=rows,
-                keys=keys,
-                images=None if decoding is None else as_tensor(decoding.pixels),
-                tensors={name: as_tensor(gathered[name]) for name in self._tensors},
-                columns={name: picked.column(name).to_pylist() for name in self._columns},
-            )
+    def _finish(self, draft: _Draft) -> Batch:
+        return Batch(
+            rows=draft.rows,
+            keys=draft.keys,
+            images=None if draft.pixels is None else as_tensor(draft.pixels),
+            tensors={name: as_tensor(draft.gathered[name]) for name in self._tensors},
+            columns={name: draft.picked.column(name).to_pylist() for name in self._columns},
+        )
 
-        def describe() -> str:
-            busy = [] if decoding is None else sorted(decoding.busy.values())
-            return (
-                f"sample {', '.join(busy)} is being decoded"
-                if busy
-                else f"tensors of {keys[:1]} are being read"
-            )
+    def _fetch(self, piece: _Piece) -> _Piece:
+        draft = piece.draft
+        if piece.start == 0:
+            draft.gathered = {
+                name: _read_tensor(column, draft.rows) for name, column in self._tensors.items()
+            }
+        if self._image is not None:
+            for index in piece.indices():
+                try:
+                    piece.blobs.append(self._store.blob(int(draft.rows[index])))
+                except (StorageError, OSError) as error:
+                    raise draft.failure(index, error) from error
+        return piece
 
-        return Job(parts=parts, finish=finish, describe=describe)
+    def _decode(self, piece: _Piece) -> _Piece:
+        draft, image = piece.draft, self._image
+        if image is None or draft.pixels is None:
+            return piece
+        for index, blob in zip(piece.indices(), piece.blobs):
+            try:
+                pixels = decode_image(
+                    blob,
+                    size=image.size,
+                    resample=image.resample,
+                    background=image.background,
+                    max_pixels=image.max_pixels,
+                )
+            except (DataError, OSError) as error:
+                raise draft.failure(index, error) from error
+            write_pixels(pixels, draft.pixels[index])
+        piece.blobs.clear()
+        return piece
 
-    def _gather(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.generic]]:
-        return {name: _read_tensor(column, rows) for name, column in self._tensors.items()}
+
+@dataclass(slots=True)
+class _Draft:
+    """A batch while it is made."""
+
+    rows: NDArray[np.int64]
+    keys: list[str]
+    picked: pa.Table
+    pixels: NDArray[np.float32] | None
+    gathered: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+
+    def pieces(self, num_pieces: int) -> Iterator[_Piece]:
+        num_rows = len(self.rows)
+        bounds = np.linspace(0, num_rows, min(num_pieces, max(num_rows, 1)) + 1).astype(int)
+        for start, stop in pairwise(bounds.tolist()):
+            yield _Piece(draft=self, start=start, stop=stop, at=start)
+
+    def failure(self, index: int, error: Exception) -> SampleError:
+        return SampleError(f"sample {self.keys[index]!r} (row {int(self.rows[index])}): {error}")
 
 
-class _Decoding:
-    """The pictures of one batch, decoded in pieces into one array."""
+@dataclass(slots=True)
+class _Piece:
+    """Neighbouring rows of a batch, which one worker is at. Its text is the key that the worker is at."""
 
-    def __init__(
-        self, store: FeatureStore, rows: NDArray[np.int64], keys: list[str], image: ImageField
-    ) -> None:
-        self.pixels = np.empty((len(rows), 3, *image.size), np.float32)
-        self.busy: dict[int, str] = {}  # first row of a running piece -> the key that it is at
-        self._store, self._rows, self._keys, self._image = store, rows, keys, image
+    draft: _Draft
+    start: int
+    stop: int
+    at: int
+    blobs: list[memoryview] = field(default_factory=list)
 
-    def parts(self, num_parts: int) -> Iterator[Callable[[], None]]:
-        num_rows = len(self._rows)
-        bounds = np.linspace(0, num_rows, min(num_parts, max(num_rows, 1)) + 1).astype(int)
-        for low, high in pairwise(bounds.tolist()):
-            yield partial(self._decode, low, high)
+    @property
+    def is_last(self) -> bool:
+        return self.stop == len(self.draft.rows)
 
-    def _decode(self, low: int, high: int) -> None:
-        for index in range(low, high):
-            self.busy[low] = self._keys[index]
-            write_pixels(self._decode_one(index), self.pixels[index])
-        self.busy.pop(low, None)
+    def indices(self) -> Iterator[int]:
+        for index in range(self.start, self.stop):
+            self.at = index
+            yield index
 
-    def _decode_one(self, index: int) -> NDArray[np.uint8]:
-        row, image = int(self._rows[index]), self._image
-        try:
-            return decode_image(
-                self._store.blob(row),
-                size=image.size,
-                resample=image.resample,
-                background=image.background,
-                max_pixels=image.max_pixels,
-            )
-        except (DataError, OSError) as error:
-            raise SampleError(f"sample {self._keys[index]!r} (row {row}): {error}") from error
+    def __str__(self) -> str:
+        return self.draft.keys[self.at] if self.draft.keys else "(none)"
 
 
 def _read_tensor(column: TensorColumn, rows: NDArray[np.int64]) -> NDArray[np.generic]:

@@ -9,6 +9,7 @@ __all__ = [
     "MissingExtraError",
     "SampleError",
     "SourceError",
+    "StageError",
     "StoreBusyError",
     "WorkerError",
 ]
@@ -53,3 +54,7 @@ class LoaderError(DataError):
 
 class SampleError(DataError):
     """One sample failed while a batch was made. The message names its key and row."""
+
+
+class StageError(DataError, RuntimeError):
+    """A stage of a pipeline that cannot run as declared, or a worker of it that exited, died or hung."""

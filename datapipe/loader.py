@@ -14,7 +14,8 @@ from datapipe.batch_job import BatchSource, ImageField
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
 from datapipe.order import BlockShuffle, Order, ViewOrder, rank_bounds
-from datapipe.pipeline import STALL_S, Job, run_in_order
+from datapipe.pipeline import StageCounters
+from datapipe.stages import Pipeline
 from storage import View
 
 __all__ = ["Batch", "ImageField", "Loader", "LoaderState"]
@@ -60,6 +61,7 @@ class Loader:
         world_size: int = 1,
         num_threads: int = 2,
         prefetch_batches: int = 4,
+        timeout_s: float | None = 600.0,
     ) -> None:
         """Args:
         view: Rows to visit, from `store.select`.
@@ -75,6 +77,7 @@ class Loader:
         world_size: Number of processes that share each batch.
         num_threads: Threads that read and decode.
         prefetch_batches: Batches being made or waiting; bounds memory.
+        timeout_s: Seconds that a piece of a batch may take in a stage before that is an error; None waits.
 
         Raises:
             LoaderError: For an unknown column, numbers out of range, or a view without a single batch.
@@ -87,7 +90,12 @@ class Loader:
         self._order: Order = order or (BlockShuffle() if shuffle else ViewOrder())
         self._num_samples = self._order.num_samples(len(self._rows))
         self._rank, self._world_size = rank, world_size
-        self._num_threads, self._depth = num_threads, prefetch_batches
+        self._pipeline = self._source.pipeline(
+            num_threads=num_threads, prefetch_batches=prefetch_batches, timeout_s=timeout_s
+        )
+        self._stage_counters = [
+            StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in self._pipeline.stages
+        ]
         self._epoch = self._consumed = self._start_at = 0
         if len(self) == 0:
             raise LoaderError(
@@ -103,6 +111,11 @@ class Loader:
     def epoch(self) -> int:
         """The epoch that the next iteration visits, or that the running one is in."""
         return self._epoch
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The stages, their workers and bounds; `print(loader.pipeline)` shows them."""
+        return self._pipeline
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of an epoch."""
@@ -162,21 +175,20 @@ class Loader:
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
         end = start
         self._epoch, self._consumed = epoch, start
-        for batch in run_in_order(
-            self._jobs(epoch, start), num_threads=self._num_threads, depth=self._depth, stall_s=STALL_S
-        ):
+        shares = self._shares(epoch, start)
+        for batch in self._source.batches(shares, pipeline=self._pipeline, counters=self._stage_counters):
             end = min(end + self._batch_size, self._num_samples)
             self._epoch, self._consumed = epoch, end
             yield batch
         self._epoch, self._consumed = epoch + 1, 0
 
-    def _jobs(self, epoch: int, start: int) -> Iterator[Job[Batch]]:
+    def _shares(self, epoch: int, start: int) -> Iterator[NDArray[np.int64]]:
         order = self._order.positions(len(self._rows), seed=self._seed, epoch=epoch)
         for index in range(self._num_batches(self._num_samples - start)):
             begin = start + index * self._batch_size
             positions = order.take(begin, begin + self._batch_size)
             low, high = rank_bounds(len(positions), rank=self._rank, world_size=self._world_size)
-            yield self._source.job(positions[low:high], num_parts=self._num_threads)
+            yield positions[low:high]
 
     def _num_batches(self, num_rows: int) -> int:
         return num_rows // self._batch_size if self._drop_last else -(-num_rows // self._batch_size)

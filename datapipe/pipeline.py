@@ -1,72 +1,268 @@
-"""Run jobs ahead of the consumer, in threads, and hand their results out in order."""
+"""Run a pipeline: workers for each stage, results in order, bounded, watched, and ended without a rest."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-__all__ = ["STALL_S", "Job", "run_in_order"]
+from datapipe.errors import StageError
+from datapipe.stage_process import StageProcess
+from datapipe.stages import Pipeline, Stage
 
-STALL_S: Final = 60.0
+__all__ = ["StageCounters", "run_pipeline"]
+
+_LOOK_S: Final = 0.5
 
 logger = logging.getLogger("unirl.datapipe")
 
-Result = TypeVar("Result")
+
+@dataclass(kw_only=True, slots=True)
+class StageCounters:
+    """Work of one stage over all its workers, added up from run to run."""
+
+    name: str
+    concurrency: int
+    num_items: int = 0  # done, failed ones included
+    num_failed: int = 0  # left out within the budget
+    busy_s: float = 0.0  # in the function
+    idle_s: float = 0.0  # waiting for an item
+    blocked_s: float = 0.0  # with a result that the next stage has no room for
+    depth_sum: int = 0  # items waiting, counted whenever one is taken; over num_items it is the mean
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job(Generic[Result]):
-    """One result, made by parts that may run side by side in any order."""
+def run_pipeline(
+    pipeline: Pipeline,
+    items: Iterable[tuple[object, Any]],
+    *,
+    counters: Iterable[StageCounters] | None = None,
+) -> Iterator[Any]:
+    """Yield what becomes of items, in their order, whatever the concurrency of the stages.
 
-    parts: Sequence[Callable[[], None]]
-    finish: Callable[[], Result]  # called by the consumer when every part is done; wants to be cheap
-    describe: Callable[[], str] = lambda: "a job"  # what it is busy with, for the warning of a stall
-
-
-def run_in_order(
-    jobs: Iterator[Job[Result]], *, num_threads: int, depth: int, stall_s: float = STALL_S
-) -> Iterator[Result]:
-    """Yield the results of jobs in their order, with at most `depth` jobs begun and not yet handed out.
-
-    Memory is bounded by `depth` results. The first error of a part is raised in its place in the order.
-    When the iterator ends, fails, is closed or is dropped, waiting parts are cancelled, running ones are
-    waited for, and no thread is left.
+    At most `pipeline.capacity` items are drawn and not yet handed out. The first error is raised in its
+    place in the order. When the iterator ends, fails, is closed or is dropped, waiting items are dropped,
+    running ones are waited for (in processes: ended), and no worker is left. A thread that hangs longer than
+    the watchdog's time cannot be ended: it is named in a warning and does not keep the program from exiting.
 
     Args:
-        jobs: Drawn one by one, in the consumer's thread.
-        num_threads: 1 or more.
-        depth: 1 or more.
-        stall_s: Seconds without the next result after which a warning names what is waited for; it comes
-            again after each further span of this length.
+        pipeline: What to run.
+        items: Pairs of a key, whose text names the item in messages, and a value for the first stage. Drawn
+            in the consumer's thread.
+        counters: One for each stage, to be added to.
+
+    Raises:
+        StageError: When a worker exits, dies or hangs. Other errors of a stage's function come as they are
+            from threads, and as StageError from processes.
     """
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="datapipe")
-    begun: deque[tuple[Job[Result], list[Future[None]]]] = deque()
+    counted = (
+        [StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in pipeline.stages]
+        if counters is None
+        else list(counters)
+    )
+    run = _Run(pipeline, counted)
     try:
+        run.start()
+        yield from run.results(iter(items))
+    finally:
+        run.stop()
+
+
+@dataclass(slots=True)
+class _Task:
+    number: int
+    key: object
+    value: Any
+    error: BaseException | None = None
+    is_left_out: bool = False
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A stage while it runs: the tasks that wait for it, and those that its workers are at."""
+
+    stage: Stage
+    counters: StageCounters
+    waiting: deque[_Task] = field(default_factory=deque)
+    busy: dict[str, tuple[_Task, float]] = field(default_factory=dict)  # worker -> task, when it began
+    num_failed: int = 0
+
+
+class _Run:
+    """All state is guarded by one condition; whoever changes it wakes the others."""
+
+    def __init__(self, pipeline: Pipeline, counters: list[StageCounters]) -> None:
+        self._pipeline = pipeline
+        self._lanes = [
+            _Lane(stage, counted) for stage, counted in zip(pipeline.stages, counters, strict=True)
+        ]
+        self._done: dict[int, _Task] = {}
+        self._condition = threading.Condition()
+        self._is_stopped = False
+        self._threads: list[tuple[threading.Thread, _Lane]] = []
+        self._processes: list[StageProcess] = []
+
+    def start(self) -> None:
+        for place, lane in enumerate(self._lanes):
+            for number in range(lane.stage.concurrency):
+                process = StageProcess(lane.stage) if lane.stage.executor == "process" else None
+                if process is not None:
+                    self._processes.append(process)
+                thread = threading.Thread(
+                    target=self._work,
+                    args=(place, process),
+                    name=f"datapipe-{lane.stage.name}-{number}",
+                    daemon=True,
+                )
+                self._threads.append((thread, lane))
+                thread.start()
+
+    def stop(self) -> None:
+        with self._condition:
+            self._is_stopped = True
+            self._condition.notify_all()
+        for process in self._processes:
+            process.close()
+        if any(thread is threading.current_thread() for thread, _ in self._threads):
+            return  # the garbage collector dropped the iterator in a worker
+        ends_at = time.monotonic() + self._pipeline.watchdog_s
+        for thread, lane in self._threads:
+            if not self._is_overdue(lane, thread.name):
+                thread.join(max(0.0, ends_at - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("a thread is left behind: %s", self._at_work(lane, thread.name))
+
+    def results(self, items: Iterator[tuple[object, Any]]) -> Iterator[Any]:
+        drawn = handed_out = 0
         is_open = True
         while True:
-            while is_open and len(begun) < depth:
-                job = next(jobs, None)
-                if job is None:
+            while is_open and drawn - handed_out < self._pipeline.capacity:
+                pair = next(items, None)
+                if pair is None:
                     is_open = False
                 else:
-                    begun.append((job, [pool.submit(part) for part in job.parts]))
-            if not begun:
+                    self._admit(_Task(drawn, *pair))
+                    drawn += 1
+            if handed_out == drawn:
                 return
-            job, futures = begun.popleft()
-            for future in futures:
-                _await(future, job, stall_s)
-            yield job.finish()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+            task = self._await(handed_out)
+            handed_out += 1
+            if task.error is not None:
+                raise task.error
+            if not task.is_left_out:
+                yield task.value
 
+    def _admit(self, task: _Task) -> None:
+        with self._condition:
+            self._lanes[0].waiting.append(task)
+            self._condition.notify_all()
 
-def _await(future: Future[None], job: Job[Any], stall_s: float) -> None:
-    waited_s = 0.0
-    while not wait([future], timeout=stall_s).done:
-        waited_s += stall_s
-        logger.warning("waiting for %.3g s: %s", waited_s, job.describe())
-    future.result()
+    def _await(self, number: int) -> _Task:
+        began = warned = time.monotonic()
+        with self._condition:
+            while number not in self._done:
+                self._condition.wait(min(_LOOK_S, self._pipeline.watchdog_s))
+                now = time.monotonic()
+                self._raise_overdue()
+                if now - warned >= self._pipeline.watchdog_s and number not in self._done:
+                    warned = now
+                    logger.warning("waiting for %.3g s: %s", now - began, self._whereabouts(number))
+            return self._done.pop(number)
+
+    def _work(self, place: int, process: StageProcess | None) -> None:
+        lane, worker = self._lanes[place], threading.current_thread().name
+        call: Callable[[str, Any], Any] = process or (lambda key, value: lane.stage.function(value))
+        following = self._lanes[place + 1] if place + 1 < len(self._lanes) else None
+        while (task := self._take(lane, worker)) is not None:
+            try:
+                task.value = call(str(task.key), task.value)
+            except BaseException as error:  # raised again by the consumer
+                task.error = error
+            self._pass_on(lane, following, worker, task)
+            del task  # an idle worker keeps no item alive
+
+    def _take(self, lane: _Lane, worker: str) -> _Task | None:
+        began = time.monotonic()
+        with self._condition:
+            while not lane.waiting and not self._is_stopped:
+                self._condition.wait()
+            if self._is_stopped:
+                return None
+            now = time.monotonic()
+            lane.counters.idle_s += now - began
+            lane.counters.depth_sum += len(lane.waiting)
+            task = lane.waiting.popleft()
+            lane.busy[worker] = task, now
+            self._condition.notify_all()
+            return task
+
+    def _pass_on(self, lane: _Lane, following: _Lane | None, worker: str, task: _Task) -> None:
+        with self._condition:
+            began = lane.busy.pop(worker)[1]
+            now = time.monotonic()
+            lane.counters.busy_s += now - began
+            lane.counters.num_items += 1
+            if task.error is not None:
+                self._settle_failure(lane, task)
+                following = None
+            if following is None:
+                self._done[task.number] = task
+            else:
+                while len(following.waiting) >= following.stage.queue_size and not self._is_stopped:
+                    self._condition.wait()
+                lane.counters.blocked_s += time.monotonic() - now
+                following.waiting.append(task)
+            self._condition.notify_all()
+
+    def _settle_failure(self, lane: _Lane, task: _Task) -> None:
+        error, stage = task.error, lane.stage
+        place = f"stage {stage.name!r}, sample '{task.key}'"
+        if not isinstance(error, Exception):
+            task.error = StageError(f"{place}: the function ended with {error!r}; it must return or raise")
+            task.error.__cause__ = error
+        elif lane.num_failed < stage.max_failures:
+            lane.num_failed += 1
+            lane.counters.num_failed += 1
+            logger.warning(
+                "%s is left out, failure %d of %d allowed: %s",
+                place,
+                lane.num_failed,
+                stage.max_failures,
+                error,
+            )
+            task.error, task.value, task.is_left_out = None, None, True
+        elif not isinstance(error, StageError):
+            error.add_note(place)
+
+    def _is_overdue(self, lane: _Lane, worker: str) -> bool:
+        limit, at = lane.stage.timeout_s, lane.busy.get(worker)
+        return limit is not None and at is not None and time.monotonic() - at[1] > limit
+
+    def _raise_overdue(self) -> None:
+        for thread, lane in self._threads:
+            if lane.stage.executor == "thread" and self._is_overdue(lane, thread.name):
+                raise StageError(
+                    f"{self._at_work(lane, thread.name)}, timeout_s is {lane.stage.timeout_s:g}; a thread "
+                    f"cannot be ended: use executor='process' where items may hang, or allow more time"
+                )
+
+    def _whereabouts(self, number: int) -> str:
+        for lane in self._lanes:
+            for worker, (task, _) in lane.busy.items():
+                if task.number == number:
+                    return self._at_work(lane, worker)
+        busy = [self._at_work(lane, worker) for lane in self._lanes for worker in lane.busy]
+        return "; ".join(busy) or "nothing is at work"
+
+    def _at_work(self, lane: _Lane, worker: str) -> str:
+        at = lane.busy.get(worker)
+        if at is None:
+            return f"stage {lane.stage.name!r}, worker {worker} is idle"
+        task, began = at
+        return (
+            f"stage {lane.stage.name!r}, worker {worker} is at sample '{task.key}' for "
+            f"{time.monotonic() - began:.3g} s"
+        )

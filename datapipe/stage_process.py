@@ -1,0 +1,135 @@
+"""A process that runs the function of a stage, and is told apart from its errors when it dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from datapipe.errors import StageError
+from datapipe.stages import Stage
+
+__all__ = ["StageProcess"]
+
+
+class StageProcess:
+    """Runs one item at a time in a process, which is started at the first item and after a death."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """Run the function on an item.
+
+        Raises:
+            StageError: When the function raises, exits or kills the process, takes longer than the stage
+                allows, or when an item or a result cannot be pickled.
+        """
+        process, pipe = self._running()
+        place = f"stage {self._stage.name!r}, sample {key!r}"
+        try:
+            pipe.send(value)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise self._died(place, process) from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StageError(f"{place}: the item cannot be sent to a process: {error}") from error
+        if not wait([pipe, process.sentinel], timeout=self._stage.timeout_s):
+            self._kill()
+            raise StageError(
+                f"{place}: process {process.pid} was ended, it took longer than timeout_s="
+                f"{self._stage.timeout_s:g}"
+            )
+        try:
+            is_ok, answer = pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise self._died(place, process) from error
+        if is_ok:
+            return answer
+        text, where = answer
+        failure = StageError(f"{place}: {text}")
+        failure.add_note(where)
+        raise failure
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def close(self) -> None:
+        """End the process at once. A call that is under way in another thread fails."""
+        with self._lock:
+            self._is_closed = True
+        self._kill()
+
+    def _running(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+        with self._lock:
+            if self._is_closed:
+                raise StageError(f"stage {self._stage.name!r} was stopped")
+            if self._process is None or self._pipe is None:
+                context = multiprocessing.get_context("spawn")
+                mine, theirs = context.Pipe()
+                self._process = context.Process(
+                    target=_serve,
+                    args=(theirs, self._stage.function),
+                    name=f"datapipe-{self._stage.name}",
+                    daemon=True,
+                )
+                self._process.start()
+                theirs.close()
+                self._pipe = mine
+            return self._process, self._pipe
+
+    def _died(self, place: str, process: multiprocessing.process.BaseProcess) -> StageError:
+        process.join()
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        pid = process.pid
+        self._forget()
+        return StageError(f"{place}: process {pid} {how} before it gave a result")
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+            process.join()
+            self._forget()
+
+    def _forget(self) -> None:
+        pipe, self._pipe, self._process = self._pipe, None, None
+        if pipe is not None:
+            pipe.close()
+
+
+def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
+    """Answer items until the pipe closes. Ctrl-C is the parent's to handle; its death ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            value = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: tuple[bool, Any] = True, function(value)
+        except Exception as error:  # whatever a user's function raises goes to the consumer
+            answer = False, (f"{type(error).__name__}: {error}", traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except (AttributeError, TypeError, ValueError) as error:
+            pipe.send((False, (f"the result cannot be sent back: {error}", traceback.format_exc())))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

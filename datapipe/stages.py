@@ -1,0 +1,120 @@
+"""What a pipeline is: its stages, declared apart from running them, which `datapipe.pipeline` does."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from datapipe.errors import StageError
+
+__all__ = ["STALL_S", "Executor", "Pipeline", "Stage"]
+
+STALL_S: Final = 60.0
+
+Executor = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One step of a pipeline: a function from an item to an item, and how it is run.
+
+    With `executor="process"` the function and the items are sent to processes that are started afresh
+    (`spawn`), for user Python that holds the interpreter's lock, leaks, or dies.
+    """
+
+    name: str
+    function: Callable[[Any], Any]
+    concurrency: int = 1  # workers, each at one item
+    queue_size: int = 2  # items that may wait for this stage; when they do, the stage before it waits
+    executor: Executor = "thread"
+    max_failures: int = 0  # failed items of a run that are left out; one more raises its error
+    timeout_s: float | None = None  # seconds an item may take before that is an error; None waits
+
+    def __post_init__(self) -> None:
+        for name, least in (("concurrency", 1), ("queue_size", 1), ("max_failures", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise StageError(f"stage {self.name!r}: {name} is {value}, wanted {least} or more")
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise StageError(
+                f"stage {self.name!r}: timeout_s is {self.timeout_s}, wanted more than 0 or None"
+            )
+        if self.executor not in get_args(Executor):
+            raise StageError(
+                f"stage {self.name!r}: executor is {self.executor!r}, wanted one of "
+                f"{', '.join(get_args(Executor))}"
+            )
+        if self.executor == "process":
+            check_function_travels(self.name, self.function)
+
+    def __str__(self) -> str:
+        limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s an item at most"
+        workers = self.executor if self.concurrency == 1 else _PLURAL[self.executor]
+        return (
+            f"{self.name}: {_function_name(self.function)}, {self.concurrency} {workers}, "
+            f"queue of {self.queue_size}, {self.max_failures} failures allowed{limit}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """Stages that items go through one after the other. Printable; nothing runs before `run_pipeline`."""
+
+    stages: tuple[Stage, ...]
+    max_in_flight: int | None = None  # items drawn and not yet handed out; None: what workers and queues hold
+    watchdog_s: float = STALL_S  # seconds without a result after which a warning names what is waited for
+
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        if not names or len(set(names)) != len(names):
+            raise StageError(f"the stages are named {names}, wanted one or more, each with its own name")
+        if self.max_in_flight is not None and self.max_in_flight < 1:
+            raise StageError(f"max_in_flight is {self.max_in_flight}, wanted 1 or more, or None")
+
+    @property
+    def capacity(self) -> int:
+        """Most items that are drawn and not yet handed out."""
+        if self.max_in_flight is not None:
+            return self.max_in_flight
+        return sum(stage.concurrency + stage.queue_size for stage in self.stages)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.stages), f"at most {self.capacity} items in flight"])
+
+
+_PLURAL: Final[dict[Executor, str]] = {"thread": "threads", "process": "processes"}
+
+
+def check_function_travels(stage_name: str, function: Callable[..., Any]) -> None:
+    """Refuse a function that a fresh process could not get.
+
+    Raises:
+        StageError: Names the stage and the function.
+    """
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    module = getattr(inner, "__module__", None)
+    is_of_session = module == "__main__" and not Path(getattr(sys.modules[module], "__file__", "")).is_file()
+    with ThreadPoolExecutor(1) as pool:  # its future holds whatever a user's __reduce__ raises
+        error = pool.submit(ForkingPickler.dumps, function).exception()
+    if error is None and not is_of_session:
+        return
+    reason = "it is defined in this session only" if error is None else f"it cannot be pickled: {error}"
+    raise StageError(
+        f"stage {stage_name!r}: {_function_name(function)} cannot be sent to a process, {reason}; define it "
+        f"at the top level of a module that can be imported, or use executor='thread'"
+    ) from error
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    if isinstance(function, functools.partial):
+        return _function_name(function.func)
+    qualified = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return f"{getattr(function, '__module__', None) or type(function).__module__}.{qualified}"
