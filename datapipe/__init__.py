@@ -20,6 +20,7 @@ from datapipe.errors import (
     WorkerError,
 )
 from datapipe.ingest import ingest
+from datapipe.mixture import Mixture, MixtureSource
 from datapipe.order import BlockShuffle
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.retry import retry
@@ -42,6 +43,8 @@ __all__ = [
     "Loader",
     "LoaderError",
     "MissingExtraError",
+    "Mixture",
+    "MixtureSource",
     "SampleError",
     "SourceError",
     "StageError",

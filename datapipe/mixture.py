@@ -1,0 +1,185 @@
+"""Several views in exact proportions, and curricula: an endless sequence, cut into epochs."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datapipe.errors import LoaderError
+from datapipe.order import Positions
+from datapipe.sampling import Passes
+from datapipe.shares import FAR, Shares
+from storage import View
+
+__all__ = ["Mixture", "MixtureSource"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureSource:
+    """One view of a mixture."""
+
+    view: View
+    weight: float = 1.0  # share before dividing by the sum; 0 leaves it to the schedule
+    max_passes: int | None = None  # passes over the view in the whole run; then the others take its share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Phase:
+    """A stretch of the sequence with the same shares."""
+
+    start: int  # first sample of the run
+    sources: NDArray[np.int64]  # numbers of the sources that have a share
+    taken: NDArray[np.int64]  # samples of each of them before `start`
+    shares: Shares
+
+
+class Mixture:
+    """An order over several views of one snapshot: `Loader(mixture.view, order=mixture)`.
+
+    The source of sample i of the run follows from i. Between two changes of the weights each source has its
+    share of any stretch, off by less than ceil(log2(sources)) samples. Each source is visited in
+    block-shuffled passes of its own, which go on from one epoch of the loader to the next: no row comes again
+    before its source is through.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, MixtureSource],
+        *,
+        length: int,
+        schedule: Mapping[int, Mapping[str, float]] | None = None,
+    ) -> None:
+        """Args:
+        sources: Views of one snapshot, by name. A row may be in several.
+        length: Samples of an epoch of the loader.
+        schedule: A curriculum: weights by the sample of the run (step x batch size) from which on they hold.
+            A source that is not named has none. Before the first entry the sources' own weights hold.
+
+        Raises:
+            LoaderError: For no sources, empty or mixed views, weights that are no shares, or a stretch of the
+                run in which no source has rows left.
+        """
+        schedule = {0: {name: source.weight for name, source in sources.items()}, **(schedule or {})}
+        _check(sources, length, schedule)
+        self._sources, self._length = dict(sources), length
+        self._schedule = dict(sorted(schedule.items()))
+        views = [source.view for source in sources.values()]
+        self.view = View(views[0].store, np.concatenate([view.rows for view in views]))
+        self._phases = self._plan()
+
+    def num_samples(self, num_rows: int) -> int:
+        """The length of an epoch."""
+        if num_rows != len(self.view):
+            raise LoaderError(
+                f"the view has {num_rows} rows, those of the mixture {len(self.view)}; give the loader "
+                f"the view of the mixture: Loader(mixture.view, order=mixture)"
+            )
+        return self._length
+
+    def positions(self, num_rows: int, *, seed: int, epoch: int) -> Positions:
+        """The samples epoch x length and on of the run."""
+        passes = [
+            Passes(len(source.view), seed=seed ^ zlib.crc32(name.encode()))
+            for name, source in self._sources.items()
+        ]
+        return _MixedEpoch(mixture=self, passes=passes, first=epoch * self._length, length=self._length)
+
+    def fingerprint(self) -> int:
+        """Of the sources' names, sizes and caps, and of all weights."""
+        sources = [(name, len(each.view), each.max_passes) for name, each in self._sources.items()]
+        schedule = [(start, sorted(weights.items())) for start, weights in self._schedule.items()]
+        return zlib.crc32(repr((sources, self._length, schedule)).encode())
+
+    def deal(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The samples start..stop of the run.
+
+        Returns:
+            int64 (n,) number of the source, in the order in which the sources were given; int64 (n,) how many
+            samples of this source came before.
+        """
+        ends = [*(phase.start for phase in self._phases[1:]), FAR]
+        found = [np.empty((2, 0), np.int64)]
+        for phase, end in zip(self._phases, ends, strict=True):
+            low, high = max(start, phase.start), min(stop, end)
+            if low < high:
+                counts = phase.shares.counts(np.arange(low - phase.start, high - phase.start + 1))
+                chosen = np.diff(counts, axis=1).argmax(axis=0)
+                ordinals = counts[chosen, np.arange(high - low)] + phase.taken[chosen]
+                found.append(np.stack([phase.sources[chosen], ordinals]))
+        numbers, ordinals = np.concatenate(found, axis=1)
+        return numbers, ordinals
+
+    def _plan(self) -> list[_Phase]:
+        caps = np.array([_cap(source) for source in self._sources.values()], np.int64)
+        taken = np.zeros(len(caps), np.int64)
+        weights = np.zeros(len(caps))
+        phases: list[_Phase] = []
+        start = 0
+        while True:
+            if start in self._schedule:
+                weights = np.array([self._schedule[start].get(name, 0.0) for name in self._sources])
+            sources = np.flatnonzero((weights > 0) & (taken < caps))
+            if not len(sources):
+                raise LoaderError(
+                    f"from sample {start} of the run on no source has rows left; leave one with a weight "
+                    f"without max_passes"
+                )
+            shares = Shares(weights[sources].tolist())
+            phases.append(_Phase(start=start, sources=sources, taken=taken[sources], shares=shares))
+            left = (caps - taken)[sources].tolist()
+            ends = [start + shares.first_with(index, count) for index, count in enumerate(left)]
+            end = min([at for at in [*self._schedule, *ends] if start < at < FAR], default=None)
+            if end is None:
+                return phases
+            taken[sources] += shares.counts(np.array([end - start]))[:, 0]
+            start = end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _MixedEpoch:
+    mixture: Mixture
+    passes: list[Passes]
+    first: int  # sample of the run that the epoch begins with
+    length: int
+
+    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+        numbers, ordinals = self.mixture.deal(self.first + start, self.first + min(stop, self.length))
+        begins = np.cumsum([0, *(each.num_rows for each in self.passes)])
+        positions = np.empty(len(numbers), np.int64)
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            positions[mine] = begins[number] + self.passes[number].pick(ordinals[mine])
+        return positions
+
+
+def _cap(source: MixtureSource) -> int:
+    return FAR if source.max_passes is None else min(FAR, source.max_passes * len(source.view))
+
+
+def _check(
+    sources: Mapping[str, MixtureSource], length: int, schedule: Mapping[int, Mapping[str, float]]
+) -> None:
+    if not sources or length < 1:
+        raise LoaderError(f"a mixture of {len(sources)} sources in epochs of {length}; both want 1 or more")
+    snapshots = {(source.view.store.url, source.view.snapshot_id) for source in sources.values()}
+    if len(snapshots) > 1:
+        raise LoaderError(f"the views of a mixture want one snapshot, these are of {sorted(snapshots)}")
+    for name, source in sources.items():
+        if not len(source.view) or (source.max_passes is not None and source.max_passes < 1):
+            raise LoaderError(
+                f"source {name!r} has {len(source.view)} rows and max_passes {source.max_passes}; both want "
+                f"1 or more"
+            )
+    for start, weights in schedule.items():
+        wrong = {name: weight for name, weight in weights.items() if not 0 <= weight < math.inf}
+        unknown = sorted(weights.keys() - sources.keys())
+        if start < 0 or wrong or unknown:
+            raise LoaderError(
+                f"the weights from sample {start} on are no shares of the sources {sorted(sources)}: "
+                f"unknown {unknown}, not 0 or more {wrong}"
+            )
