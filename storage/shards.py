@@ -113,12 +113,6 @@ class PartReader:
             self._row_ids = read_row_file(self.backend, self.part.row_ids)
         return self._row_ids[rows]
 
-    def local_row(self, row: int) -> int:
-        """The row of the part that has a number of the store, which it must hold."""
-        if self.part.row_ids is None:
-            return row - self.part.first_row
-        return int(self.global_rows(np.arange(self.part.rows)).searchsorted(row))
-
     def blob(self, row: int, policy: str) -> memoryview | None:
         """The bytes of a row's blob on the map, or None when it has none.
 

@@ -12,7 +12,6 @@ from PIL import Image
 
 __all__ = ["make_pictures", "make_prompts", "make_tiny_tar"]
 
-_NUM_GRAINS = 64
 _BATCH_ROWS = 100_000
 
 

@@ -50,8 +50,8 @@ app.add_typer(reward_app, name="reward")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; `arguments` default to those of the process. Ends the process.
 
-    Exit codes: 0 done, 1 an error, 2 wrong usage, 3 more bad samples than allowed, 75 stopped on request with
-    the state saved.
+    Exit codes: 0 done, 1 an error, 2 wrong usage or a store that another ingest is writing to, 3 more bad
+    samples than allowed, 75 stopped on request with the state saved.
     """
     console = Console(stderr=True)
     handler = RichHandler(

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-__all__ = ["AsJson", "StorePath", "progress_bar", "tell"]
+__all__ = ["AsJson", "StorePath", "progress_bar", "tell", "two_columns"]
 
 StorePath = Annotated[str, typer.Argument(help="Folder of the store; to read, also its URL.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -20,6 +21,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program t
 def tell(facts: object, text: str, as_json: bool) -> None:
     """Print facts as JSON, or a text that says the same."""
     typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else text)
+
+
+def two_columns() -> Table:
+    """A table of names and what belongs to them, without lines."""
+    table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
 
 
 @contextmanager
