@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from types import ModuleType
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -58,16 +61,22 @@ def resize_pixels(
     if resample in _PILLOW:
         box = (0.0, 0.0, extent[1], extent[0])
         return np.array(Image.fromarray(pixels).resize((size[1], size[0]), _PILLOW[resample], box=box))
-    import torch  # needed only where pictures are resized
-
+    torch, operators = _kernels()
     readable = pixels if pixels.flags.c_contiguous and pixels.flags.writeable else pixels.copy()
     resized = np.empty((*size, 3), np.uint8)
+    source, target = (torch.from_numpy(array[None]).permute(0, 3, 1, 2) for array in (readable, resized))
+    operators[resample](source, size, False, size[0] / extent[0], size[1] / extent[1], out=target)
+    return resized
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> tuple[ModuleType, dict[Resample, Callable[..., object]]]:
+    """torch, which is imported only where pictures are resized, and what shrinks with it."""
+    import torch
+
     # The operators behind torch.nn.functional.interpolate: that one returns planes, which costs another pass.
-    operators = {
+    return torch, {
         "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
         "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
         "linear": torch.ops.aten.upsample_bilinear2d.out,
     }
-    source, target = (torch.from_numpy(array[None]).permute(0, 3, 1, 2) for array in (readable, resized))
-    operators[resample](source, size, False, size[0] / extent[0], size[1] / extent[1], out=target)
-    return resized

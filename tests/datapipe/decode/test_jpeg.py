@@ -12,7 +12,7 @@ from PIL import Image, ImageCms
 
 from datapipe.decode import check_image, decode_image, decode_image_with_facts, read_image_facts
 from datapipe.decode.jpeg import orient_pixels, read_jpeg_header
-from datapipe.decode.resize import resize_pixels
+from datapipe.decode.resize import Resample, resize_pixels
 from datapipe.errors import DecodeError
 
 KINDS: dict[str, dict[str, object]] = {
@@ -236,3 +236,15 @@ def test_arithmetic_coding() -> None:
     for length in range(4, len(ARITHMETIC), 10):
         with pytest.raises(DecodeError):
             check_image(ARITHMETIC[:length])
+
+
+@pytest.mark.parametrize("resample", ["bilinear", "bicubic", "lanczos", "box", "linear", "nearest"])
+def test_pixels_stay_while_other_pictures_are_decoded(resample: Resample) -> None:
+    pictures = [encode(picture(140, 120, seed)) for seed in range(3)]
+    for size in ((64, 64), (120, 140), (120, 70)):
+        held = [decode_image(data, size=size, resample=resample) for data in pictures]
+        copies = [pixels.copy() for pixels in held]
+        for data, pixels, copy in zip(pictures, held, copies):
+            wanted = resize_pixels(decode_image(data), size, resample)
+            np.testing.assert_array_equal(copy, wanted)
+            np.testing.assert_array_equal(pixels, copy)
