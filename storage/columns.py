@@ -135,6 +135,10 @@ class ColumnTypes:
                 f"column {name!r} cannot be used: a name is text, not empty, and none of "
                 f"{', '.join(sorted(RESERVED))}"
             )
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ColumnError(f"column {name!r} cannot be used: its name is not valid UTF-8 text") from None
         other = self._folded.get(name.casefold(), name)
         if other != name:
             raise ColumnError(
@@ -189,6 +193,11 @@ def _json(name: str, value: object, place: str) -> str:
         value = value.item()
     try:
         return _utf8(name, json.dumps(value, ensure_ascii=False), place)
+    except RecursionError:
+        raise ColumnTypeError(
+            f"{place}: column {name!r} holds {type(value).__name__} nested too deep, which has no JSON form; "
+            "give a flatter one"
+        ) from None
     except (TypeError, ValueError) as error:
         raise ColumnTypeError(
             f"{place}: column {name!r} holds {type(value).__name__} ({_short(value)}), which has no "

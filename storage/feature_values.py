@@ -112,7 +112,13 @@ def collect_values(
     step = _chunk_rows(request)
     positions: list[int] = []
     data = bytearray()
-    for key, value in values:
+    for pair in values:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise TensorColumnError(
+                f"tensor {request.name!r}: {type(pair).__name__} where a pair of key and array was expected; "
+                "give pairs, or a function from a View to an array"
+            )
+        key, value = pair
         row = store.row(key)
         at = int(rows.searchsorted(row))
         if at == len(rows) or rows[at] != row:

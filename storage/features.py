@@ -15,7 +15,7 @@ from storage.feature_journal import FeatureJournal, open_journal
 from storage.feature_values import Values, collect_values, compute_values
 from storage.manifest import ModelRecord, Part, Snapshot, TensorFile, TensorSpec
 from storage.part_builder import seal_tensor
-from storage.snapshots import newest_snapshot, publish
+from storage.snapshots import check_publishable, newest_snapshot, publish
 from storage.staging import Staging
 from storage.tensors import TensorSpool
 from storage.value_log import ValueLog
@@ -48,7 +48,11 @@ class _PartsChangedError(CommitConflictError):
 def add_tensor_column(store: FeatureStore, values: Values, request: ColumnRequest) -> Snapshot:
     """Write values for the rows of `store` (its newest snapshot) that have none, and publish them."""
     _check_spec(store.snapshot, request)
+    schema = {**store.snapshot.tensors, request.name: request.spec}
+    check_publishable(store.url, replace(store.snapshot, message=request.message, tensors=schema))
     rows = _rows_without(store, request.name)
+    if not len(store):
+        raise TensorColumnError(f"{store.url}: there are no rows yet; append rows before a column")
     if not len(rows):
         raise TensorColumnError(
             f"{store.url}: every row has a tensor {request.name!r} already; use another name"

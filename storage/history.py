@@ -145,7 +145,7 @@ def remove_tag(backend: Backend, name: str) -> None:
 
 
 def _check_name(backend: Backend, name: str) -> None:
-    if not FILE_NAME.fullmatch(name):
+    if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         raise StorageError(
             f"{backend.url}: tag {name!r} cannot be used: a name has 1 to 128 letters, digits, '_', '-' and "
             "'.', and does not begin with '-' or '.'"

@@ -10,6 +10,8 @@ from storage.columns import RESERVED
 from storage.manifest import FILE_NAME, ColumnSpec, FileRef, ModelRecord, TensorFile, TensorSpec
 
 __all__ = [
+    "MAX_AXES",
+    "MAX_BYTES",
     "read_columns",
     "read_count",
     "read_file",
@@ -22,8 +24,8 @@ __all__ = [
     "short_repr",
 ]
 
-_MAX_BYTES = 1 << 60
-_MAX_AXES = 32
+MAX_BYTES = 1 << 60
+MAX_AXES = 32
 _COLUMN_TYPES = ("string", "int", "uint", "float", "bool", "json", "null")
 _DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -84,7 +86,7 @@ def read_tensor_spec(fields: dict[str, Any]) -> TensorSpec:
     shape = tuple(read_count(size) for size in fields["shape"])
     model = fields.get("model")
     spec = TensorSpec(dtype=fields["dtype"], shape=shape, model=None if model is None else _model(model))
-    if 0 in shape or len(shape) > _MAX_AXES or spec.row_bytes >= _MAX_BYTES:
+    if 0 in shape or len(shape) > MAX_AXES or spec.row_bytes >= MAX_BYTES:
         raise ValueError(f"shape {short_repr(shape)} has an empty axis, too many axes, or too many values")
     return spec
 
@@ -113,7 +115,7 @@ def _column_spec(fields: dict[str, Any]) -> ColumnSpec:
 
 def read_count(value: object) -> int:
     """A whole number that a size or a row number may be."""
-    if type(value) is int and 0 <= value < _MAX_BYTES:
+    if type(value) is int and 0 <= value < MAX_BYTES:
         return value
     raise ValueError(f"{short_repr(value)} is not a whole number from 0 to 2^60")
 

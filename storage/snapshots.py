@@ -16,6 +16,7 @@ from storage.errors import (
     CommitConflictError,
     ManifestError,
     SnapshotNotFoundError,
+    StorageError,
     StoreExistsError,
     StoreNotFoundError,
 )
@@ -25,6 +26,7 @@ from storage.manifest import Snapshot
 from storage.manifest_json import decode_snapshot, encode_snapshot
 
 __all__ = [
+    "check_publishable",
     "create_store",
     "hold_newest",
     "list_snapshot_ids",
@@ -168,7 +170,23 @@ def publish(backend: Backend, build: Callable[[Snapshot], Snapshot]) -> Snapshot
     )
 
 
+def check_publishable(url: str, snapshot: Snapshot) -> None:
+    """Refuse what no reader would accept: a store whose newest snapshot cannot be read is of no use.
+
+    What the caller chose is read back, which is the message and the schema; the parts are the writer's own.
+
+    Raises:
+        StorageError: If a text is no UTF-8 text, or the schema holds what a snapshot cannot say.
+    """
+    chosen = replace(snapshot, num_rows=0, parts=(), deleted=None, quarantine=())
+    try:
+        decode_snapshot(encode_snapshot(chosen), "the new snapshot")
+    except (ManifestError, UnicodeEncodeError, TypeError) as error:
+        raise StorageError(f"{url}: nothing was committed, as nobody could read it: {error}") from None
+
+
 def _publish_file(backend: Backend, snapshot: Snapshot) -> bool:
+    check_publishable(backend.url, snapshot)
     if not backend.create(snapshot_name(snapshot.id), encode_snapshot(snapshot)):
         return False
     backend.hint_newest(snapshot.id)

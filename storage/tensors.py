@@ -12,6 +12,7 @@ import xxhash
 
 from storage.errors import TensorColumnError
 from storage.manifest import FILE_NAME, TensorSpec
+from storage.manifest_fields import MAX_AXES, MAX_BYTES
 
 __all__ = [
     "BLOCK_BYTES",
@@ -32,14 +33,19 @@ def tensor_spec(name: str, dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -
 
     Raises:
         TensorColumnError: If the name cannot be that of a folder, the dtype is not bool, integer or float of
-            up to 8 bytes, or an axis is empty.
+            up to 8 bytes, an axis is empty, or there are more axes or values than a snapshot can say.
     """
     if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
         raise TensorColumnError(
             f"tensor column {name!r} cannot be used: a name has 1 to 128 letters, digits, '_', '-' and '.', "
             "and does not begin with '-' or '.'"
         )
-    kind = np.dtype(dtype)
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        raise TensorColumnError(
+            f"tensor column {name!r}: {dtype!r} is no numpy dtype; convert the value to a numpy array first"
+        ) from None
     if kind.kind not in "biuf" or kind.itemsize > 8 or not kind.isnative:
         raise TensorColumnError(
             f"tensor column {name!r}: dtype {kind} cannot be stored; use bool, an integer or a float "
@@ -48,7 +54,13 @@ def tensor_spec(name: str, dtype: np.typing.DTypeLike, shape: tuple[int, ...]) -
     sizes = tuple(int(size) for size in shape)
     if any(size < 1 for size in sizes):
         raise TensorColumnError(f"tensor column {name!r}: shape {sizes} has an empty axis")
-    return TensorSpec(dtype=kind.name, shape=sizes)
+    spec = TensorSpec(dtype=kind.name, shape=sizes)
+    if len(sizes) > MAX_AXES or spec.row_bytes >= MAX_BYTES:
+        raise TensorColumnError(
+            f"tensor column {name!r}: {len(sizes)} axes and {spec.row_bytes} bytes a row cannot be stored; "
+            f"use at most {MAX_AXES} axes and fewer than 2^60 bytes"
+        )
+    return spec
 
 
 def block_rows(spec: TensorSpec) -> int:
@@ -134,6 +146,10 @@ def row_bytes(name: str, spec: TensorSpec, value: object, place: str, *, rows: i
         TensorColumnError: If dtype or shape differ from the column's.
     """
     shape = spec.shape if rows is None else (rows, *spec.shape)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TensorColumnError(
+            f"{place}: tensor {name!r} is a masked array; fill it first, no mask is stored"
+        )
     if not isinstance(value, np.ndarray) or value.dtype != np.dtype(spec.dtype) or value.shape != shape:
         found = f"{value.dtype}{value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
         raise TensorColumnError(

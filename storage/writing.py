@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from storage.manifest import Snapshot, TensorSpec
 from storage.part_writer import PartWriter
 from storage.schema_change import drop_column, rename_column
 from storage.sealed import SealedPart, publish_parts
+from storage.snapshots import check_publishable
 from storage.tensors import tensor_spec
 from storage.writer import Writer
 
@@ -36,6 +38,7 @@ class Writing(StoreHandle):
             columns: Types of metadata columns to be fixed beforehand: name -> string, int, float, bool or
                 json.
         """
+        check_publishable(self.url, replace(self.snapshot, message=message))
         return Writer(self._pool, message=message, tensors=_specs(tensors), columns=columns or {})
 
     def part_writer(

@@ -118,6 +118,23 @@ def test_names(empty):
     assert len(store.select('"reward/vlm" = 1 AND "select" = 3 AND filename = \'f\'')) == 1
 
 
+def test_a_name_that_is_no_text(empty, filled):
+    with empty.writer() as writer:
+        with pytest.raises(ColumnError, match="not valid UTF-8"):
+            writer.add("a", **{"\ud800": 1})
+        writer.add("a", x=1)
+    with pytest.raises(ColumnError, match="not valid UTF-8"):
+        filled.rename_column("width", "\ud800")
+
+
+def test_values_nested_too_deep(empty):
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with empty.writer() as writer, pytest.raises(ColumnTypeError, match="no JSON form"):
+        writer.add("a", x=deep)
+
+
 def test_what_has_no_form(empty):
     for value in (datetime.date(2020, 1, 1), b"bytes", object(), "\ud800", {"a": {1, 2}}):
         with pytest.raises(ColumnTypeError, match="column 'v'"):

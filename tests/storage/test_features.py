@@ -26,6 +26,17 @@ def test_values_come_in_any_order(filled):
     assert filled.refresh().tensor("n").gather(np.arange(100)).ravel().tolist() == list(range(100))
 
 
+def test_a_store_without_rows(empty):
+    with pytest.raises(TensorColumnError, match="no rows yet"):
+        empty.add_column("x", iter([]), dtype="f4", shape=())
+
+
+@pytest.mark.parametrize("pairs", [[5], [("k00000", np.zeros(1), 3)], ["k00000"]])
+def test_what_is_no_pair(filled, pairs):
+    with pytest.raises(TensorColumnError, match="pair of key and array"):
+        filled.add_column("x", pairs, dtype="f8", shape=(1,))
+
+
 def test_mistakes_publish_nothing(filled):
     one = np.zeros(1, np.int8)
     keys = filled.select().keys()

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from storage import CommitConflictError, FeatureStore, TensorColumnError
+from storage import CommitConflictError, FeatureStore, StorageError, TensorColumnError
 from storage import feature_values as feature_values_module
 from storage.backends import MemoryBackend
 from storage.manifest import ModelRecord
@@ -217,6 +217,14 @@ def test_the_model_is_recorded(filled, filler):
     store.refresh().rename_column("f", "g")
     store.compact()
     assert store.refresh().tensor("g").model == record
+
+
+@pytest.mark.parametrize(("name", "digest"), [(5, None), ("a", 5), ("a", b"1"), ("\ud800", None)])
+def test_a_model_that_no_snapshot_can_name(filled, name, digest):
+    calls = []
+    with pytest.raises(StorageError, match="nothing was committed"):
+        filled.add_column("x", calls.append, dtype="f4", shape=(), model=name, model_hash=digest)
+    assert calls == [] and filled.refresh().snapshot.id == filled.snapshot.id
 
 
 def test_two_runs_of_the_same_column_at_once(filled):
