@@ -22,7 +22,7 @@ from storage.errors import CorruptionError, DuplicateKeyError, StorageError
 from storage.files import start_writing
 from storage.keys import NO_BLOB, lmdb_key
 
-__all__ = ["BlobWriter"]
+__all__ = ["Blob", "BlobWriter", "as_bytes"]
 
 _BATCH_BYTES = 4 << 20  # Small batches stay in the cache of the processor on their way to the file.
 _BATCH_ROWS = 8192
@@ -31,6 +31,26 @@ _MAX_BLOB_BYTES = (1 << 32) - 1
 _NUM_PROBES = 64
 
 Blob = bytes | bytearray | memoryview
+
+
+def as_bytes(blob: Blob, place: str) -> bytes:
+    """A blob that nobody changes while it waits to be written; `place` names the row in errors.
+
+    Raises:
+        StorageError: If it is no bytes, or of 4 GiB or more, which LMDB cannot hold.
+    """
+    try:
+        view = memoryview(blob)
+    except TypeError:
+        raise StorageError(
+            f"{place}: the blob is {type(blob).__name__}, a blob is bytes; encode it first"
+        ) from None
+    if view.nbytes > _MAX_BLOB_BYTES:
+        raise StorageError(
+            f"{place}: a blob of {view.nbytes} bytes is too large, LMDB holds up to {_MAX_BLOB_BYTES}; "
+            "split it over several rows"
+        )
+    return blob if type(blob) is bytes else bytes(view)
 
 
 class BlobWriter:
@@ -51,22 +71,12 @@ class BlobWriter:
         self.count = 0
 
     def add(self, key: bytes, blob: Blob | None) -> None:
-        """Append one row; None for a row without a blob.
-
-        Raises:
-            StorageError: If the blob is of 4 GiB or more, which LMDB cannot hold.
-        """
+        """Append one row; None for a row without a blob. The blob must not be changed until `seal`."""
         if blob is None:
             self._lengths.append(NO_BLOB)
             self._digests += bytes(16)
             return
         num_bytes = memoryview(blob).nbytes
-        if num_bytes > _MAX_BLOB_BYTES:
-            raise StorageError(
-                f"key {key.decode()!r}: a blob of {num_bytes} bytes is too large, LMDB holds up to "
-                f"{_MAX_BLOB_BYTES}; "
-                "split it over several rows"
-            )
         self._lengths.append(num_bytes)
         self._digests += xxhash.xxh3_128_digest(blob)
         self._batch.append((lmdb_key(key), blob))

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from storage.blobs import Blob
+from storage.blobs import Blob, as_bytes
 from storage.columns import ColumnTypes
 from storage.disk import write_errors
 from storage.errors import ColumnError, DuplicateKeyError, StorageError, TensorColumnError
@@ -96,6 +96,7 @@ class PartWriter:
             DuplicateKeyError: If the store or this commit has the key; names both places.
             ColumnError, ColumnTypeError: If a name or a value does not fit.
             TensorColumnError: If a tensor is missing, unknown, or of another dtype or shape.
+            StorageError: If the blob is not bytes, or too long.
         """
         self._refuse_unusable()
         row = len(self)
@@ -103,11 +104,12 @@ class PartWriter:
         encoded = encode_key(key)
         key_hash = hash_key(encoded)
         self._refuse_duplicate(key, encoded, key_hash, lambda _: place, 0)
+        content = None if blob is None else as_bytes(blob, place)
         arrays = self._checked_tensors(tensors or {}, place)
         values = {name: self._types.accept(name, value, place) for name, value in columns.items()}
         self._usable = False
         with write_errors(self._staging.path):
-            self._rows.add(encoded, key_hash, blob, values)
+            self._rows.add(encoded, key_hash, content, values)
             for name, data in arrays.items():
                 if data is None:
                     self._rows.tensors[name].skip(1)
@@ -197,6 +199,10 @@ class PartWriter:
     def _checked_tensors(
         self, tensors: Mapping[str, np.ndarray | None], place: str
     ) -> dict[str, memoryview | None]:
+        if not isinstance(tensors, Mapping):
+            raise TensorColumnError(
+                f"{place}: tensors is {type(tensors).__name__}; give a mapping of column to array"
+            )
         if not self._tensors_fixed:
             if len(self) == 0:
                 self._fix_tensors(tensors, place)
@@ -219,6 +225,10 @@ class PartWriter:
             if array is None:
                 raise TensorColumnError(
                     f"{place}: tensor {name!r} is None; declare dtype and shape in writer()"
+                )
+            if not isinstance(array, np.ndarray):
+                raise TensorColumnError(
+                    f"{place}: tensor {name!r} is {type(array).__name__}; convert it to a numpy array first"
                 )
             specs[name] = tensor_spec(name, array.dtype, array.shape)
             check_tensor_spec(name, specs[name], self._base, "this commit")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import shutil
 import threading
 from pathlib import Path
 
@@ -129,6 +130,49 @@ def test_a_refused_row_leaves_the_commit_usable(filled):
     assert store.quarantined().to_pylist() == [
         {"key": "k00001", "place": "x.tar:7", "reason": "duplicate", "data": b"\0raw"}
     ]
+
+
+@pytest.mark.parametrize("blob", ["text", 5, [1], Path("x")], ids=["str", "int", "list", "path"])
+def test_what_is_no_bytes_is_refused_and_leaves_the_commit_usable(empty, blob):
+    with empty.writer() as writer:
+        writer.add("a", b"1")
+        with pytest.raises(StorageError, match=r"row 1 of the commit, key 'b': the blob is .* bytes"):
+            writer.add("b", blob)
+        writer.add("b", b"2")
+    store = empty.refresh()
+    assert [store.blob(0), store.blob(1)] == [b"1", b"2"]
+
+
+def test_a_blob_too_large_for_lmdb_leaves_the_commit_usable(empty, monkeypatch):
+    monkeypatch.setattr("storage.blobs._MAX_BLOB_BYTES", 10)
+    with empty.writer() as writer:
+        with pytest.raises(StorageError, match="key 'a': a blob of 11 bytes is too large"):
+            writer.add("a", b"1" * 11)
+        writer.add("a", b"1")
+    assert empty.refresh().blob(0) == b"1"
+
+
+def test_a_buffer_may_be_used_again_for_the_next_row(empty):
+    buffer = bytearray(100)
+    with empty.writer() as writer:
+        for i in range(200):
+            buffer[:] = bytes([i]) * 100
+            writer.add(str(i), buffer if i % 2 else memoryview(buffer)[::2])
+    store = empty.refresh()
+    assert all(store.blob(i) == bytes([i]) * (100 if i % 2 else 50) for i in range(200))
+
+
+@pytest.mark.parametrize("message", [None, 5, "\ud800"], ids=["none", "number", "surrogate"])
+def test_a_message_that_is_no_text_is_refused_before_anything_is_written(filled, message):
+    with pytest.raises(StorageError, match="nothing was committed, as nobody could read it"):
+        filled.writer(message=message)
+    assert not list((filled.path / "staging").iterdir())
+    if message is not None:
+        for change in (lambda: filled.delete("true", message), lambda: filled.compact(message=message)):
+            with pytest.raises(StorageError, match="nothing was committed"):
+                change()
+    copy = shutil.copytree(filled.path, filled.path.with_name("copy"))
+    assert len(FeatureStore.open(copy)) == 100  # Read from its file, not remembered.
 
 
 def test_an_error_discards_the_commit(filled):

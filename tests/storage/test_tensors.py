@@ -126,6 +126,30 @@ def test_names_dtypes_and_shapes_are_checked(empty):
             empty.writer(tensors={"x": (dtype, (1,))})
     with pytest.raises(TensorColumnError, match="empty axis"):
         empty.writer(tensors={"x": ("int8", (0,))})
+    for shape in ((1,) * 33, (1 << 60,), (1 << 40, 1 << 40)):
+        with pytest.raises(TensorColumnError, match="at most 32 axes and fewer than 2\\^60 bytes"):
+            empty.writer(tensors={"x": ("int8", shape)})
+
+
+class _OtherArray:
+    """As torch tensors are: a dtype and a shape, but no numpy array."""
+
+    dtype, shape = "float", (2,)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[0.0, 1.0], 1.0, _OtherArray(), np.ma.masked_array([0.0, 1.0], [True, False])],
+    ids=["list", "float", "other library", "masked"],
+)
+def test_only_numpy_arrays_are_tensors(empty, value):
+    with empty.writer() as writer:
+        with pytest.raises(TensorColumnError, match="key 'a': tensor 'x' is"):
+            writer.add("a", tensors={"x": value})
+        with pytest.raises(TensorColumnError, match="tensors is list"):
+            writer.add("a", tensors=[("x", np.zeros(2))])
+        writer.add("a", tensors={"x": np.zeros(2)})
+    assert len(empty.refresh()) == 1
 
 
 def test_rows_without_the_column_say_what_to_do(filled):
