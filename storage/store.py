@@ -15,7 +15,7 @@ from storage.backends import Backend, find_backend
 from storage.care import Care
 from storage.column import TensorColumn
 from storage.deletion import delete_rows
-from storage.errors import ColumnError, TensorColumnError
+from storage.errors import ColumnError, QueryError, TensorColumnError
 from storage.exchange import ExportReport, export_rows, import_rows
 from storage.feature_values import Values
 from storage.features import ColumnRequest, add_tensor_column, newest_store
@@ -110,6 +110,7 @@ class FeatureStore(Reading, Versions, Writing, Care):
             limit: At most so many.
             tables: Tables of yours by name, as for `query`: "key IN (SELECT key FROM mine)".
         """
+        _check_limit(limit)
         if where is None and order_by is None:
             return View(self, self.row_map.live_rows()[:limit])
         sql = "SELECT row FROM samples" + (f" WHERE (\n{where}\n)" if where else "")
@@ -148,8 +149,9 @@ class FeatureStore(Reading, Versions, Writing, Care):
 
         Raises:
             ColumnError: If there is no such column, or it does not hold text.
-            QueryError: If there is no word in `text`.
+            QueryError: If there is no word in `text`, or the limit is negative.
         """
+        _check_limit(limit)
         if self.columns.get(column) != "VARCHAR":
             kind = self.columns.get(column)
             raise ColumnError(
@@ -270,3 +272,8 @@ class FeatureStore(Reading, Versions, Writing, Care):
         """
         text = message or f"import {Path(path).name}"
         return import_rows(self._pool, Path(path), message=text, part_bytes=part_bytes, progress=progress)
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 0:
+        raise QueryError(f"a limit of {limit} rows is negative; give None for all rows")

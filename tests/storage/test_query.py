@@ -22,6 +22,16 @@ def test_select(filled):
     assert len(filled.select("width < 10 -- a comment")) == 10
 
 
+@pytest.mark.parametrize("where", [None, "true"])
+def test_a_negative_limit(filled, where):
+    for limit in (-1, -100):
+        with pytest.raises(QueryError, match="negative"):
+            filled.select(where, limit=limit)
+        with pytest.raises(QueryError, match="negative"):
+            filled.search("sample", limit=limit)
+    assert len(filled.select(where, limit=0)) == 0
+
+
 def test_query(filled):
     table = filled.query(
         "SELECT split, count(*) AS n, max(row) AS last FROM samples GROUP BY split ORDER BY split"
