@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -84,8 +85,10 @@ class RemoteBackend(ReadOnlyBackend):
             number = int(self._folder.read(NEWEST))
             while True:
                 name = f"{number:08d}.json"
-                self._folder.read(f"snapshots/{name}")
+                content = self._folder.read(f"snapshots/{name}")
                 yield name
+                if not _is_snapshot(content, number):
+                    return  # A server may answer every request with some page.
                 number += 1
 
     def read(self, name: str) -> bytes:
@@ -169,3 +172,10 @@ class RemoteBackend(ReadOnlyBackend):
             f"{self.url}: a store behind a URL can only be read; write to a folder and copy that, or mount "
             "the place and open its path"
         )
+
+
+def _is_snapshot(content: bytes, number: int) -> bool:
+    try:
+        return bool(json.loads(content)["id"] == number)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import xxhash
 
-from storage import CorruptionError, FeatureStore, MissingShardError, StorageError, StorageFullError
+from storage import (
+    CorruptionError,
+    FeatureStore,
+    ManifestError,
+    MissingShardError,
+    StorageError,
+    StorageFullError,
+)
 from storage.backends import RemoteBackend, ShardCache
 from storage.manifest import FileRef
 from tests.contracts.web_server import serving
@@ -267,6 +274,16 @@ def test_a_server_that_lists_nothing_tells_the_newest_by_the_hint(served, tmp_pa
     with pytest.raises(StorageError, match="has no file newest-snapshot; give the number"):
         remote(served, tmp_path)
     assert len(FeatureStore.open(reader.backend, snapshot=2)) == 20
+
+
+def test_a_server_with_a_page_for_every_name_is_no_endless_store(served, tmp_path, monkeypatch):
+    monkeypatch.setattr("storage.backends.transfer.RemoteFolder.names", lambda self, folder: [])
+    monkeypatch.setattr(
+        "storage.backends.transfer.RemoteFolder.read",
+        lambda self, name: b"3\n" if name == "newest-snapshot" else b"<html>please log in</html>",
+    )
+    with pytest.raises(ManifestError, match=r"00000003\.json: the snapshot is cut short or damaged"):
+        remote(served, tmp_path)
 
 
 def test_shards_are_downloaded_before_they_are_asked_for(served, tmp_path):
