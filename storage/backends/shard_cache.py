@@ -1,53 +1,29 @@
-"""Shards of remote stores on the disk of this machine: checked, bounded in size, shared by all processes.
-
-The folder of a cache:
-
-    shards/<name>             a whole shard; its time of change is when it was last asked for
-    incoming/<name>           one that is being downloaded
-    incoming/<name>.room      as large as that shard will be, so that others count it
-    locks/<00 to ff>          locked while a shard of that name's first digits is downloaded
-    locks/room                locked while room is made
-    open/<process>/<name>     further names of shards that a process opens by path, so that they stay
-
-Every lock is a flock, which a kill releases, and every file in shards/ is complete: it got its name after its
-size and checksum were compared. What a killed process left is removed by whoever needs the room.
-"""
+"""Shards of remote stores on the disk of this machine: checked, bounded in size, shared by all processes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import secrets
 import shutil
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from storage.backends.folder_locks import hold_abandoned, lock_folder
+from storage.backends.cache_folder import CACHE, CACHE_BYTES, CacheFolder
+from storage.backends.folder_locks import lock_folder
 from storage.errors import StorageError, StorageFullError
 from storage.files import fsync_file
 from storage.fork_locks import new_lock
 from storage.manifest import FileRef
 
-__all__ = ["CACHE", "CACHE_BYTES", "DEFAULT_CACHE_BYTES", "ShardCache"]
+__all__ = ["DEFAULT_CACHE_BYTES", "ShardCache"]
 
-CACHE = "UNIRL_CACHE"
-CACHE_BYTES = "UNIRL_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 64 << 30
-
-_POLL_S = 0.02
-
-
-class _Held(NamedTuple):
-    changed: float
-    bytes: int
-    path: Path
 
 
 class ShardCache:
@@ -63,6 +39,7 @@ class ShardCache:
     def __init__(self, folder: str | Path | None = None, *, max_bytes: int | None = None) -> None:
         self.folder = Path(folder or os.environ.get(CACHE) or _default_folder()).absolute()
         self.max_bytes = _max_bytes_setting() if max_bytes is None else max_bytes
+        self._folder = CacheFolder(self.folder, self.max_bytes)
         self._session: _Session | None = None
         self._session_lock = new_lock(self, "_session_lock")
 
@@ -87,7 +64,7 @@ class ShardCache:
         if fd is not None:
             return fd
         try:
-            with self._locked(name[:2]):
+            with self._folder.locked(name[:2]):
                 fd = self._open_held(name, ref)
                 return self._download(name, ref, fetch) if fd is None else fd
         except StorageError:
@@ -144,7 +121,7 @@ class ShardCache:
         incoming = self.folder / "incoming" / name
         room = incoming.with_name(f"{name}.room")
         try:
-            self._make_room(room, ref)
+            self._folder.make_room(room, ref)
             fetch(incoming)
             fsync_file(incoming)
             fd = os.open(incoming, os.O_RDONLY | os.O_CLOEXEC)
@@ -153,72 +130,6 @@ class ShardCache:
         finally:
             incoming.unlink(missing_ok=True)
             room.unlink(missing_ok=True)
-
-    # Room
-
-    def _make_room(self, room: Path, ref: FileRef) -> None:
-        """Let the shards go that were not asked for longest, until there is room; then reserve it."""
-        if ref.bytes > self.max_bytes:
-            raise StorageError(
-                f"{ref.path}: the shard has {ref.bytes} bytes, the cache {self.folder} may hold "
-                f"{self.max_bytes}; give it a larger max_bytes, or set {CACHE_BYTES}"
-            )
-        while True:
-            with self._locked("room"):
-                if self._has_room(ref):
-                    with room.open("wb") as file:
-                        file.truncate(ref.bytes)
-                    return
-            time.sleep(_POLL_S)  # Downloads of others take the rest; they end or are found abandoned.
-
-    def _has_room(self, ref: FileRef) -> bool:
-        self._remove_abandoned()
-        held = sorted(_files(self.folder / "shards"))
-        coming = [file for file in _files(self.folder / "incoming") if file.path.suffix == ".room"]
-        used = sum(file.bytes for file in (*held, *coming))
-        while used + ref.bytes > self.max_bytes and held:
-            used -= _remove(held.pop(0))
-        free = _free_bytes(self.folder)
-        while free < ref.bytes and held:
-            _remove(held.pop(0))
-            free = _free_bytes(self.folder)
-        if free < ref.bytes:
-            raise StorageFullError(
-                f"{self.folder}: the disk of the shard cache is full: {ref.path} needs {ref.bytes} bytes, "
-                f"{free} are free; make room, or give the cache another folder ({CACHE})"
-            )
-        return used + ref.bytes <= self.max_bytes
-
-    def _remove_abandoned(self) -> None:
-        """Remove what killed processes left; called while no other process makes room."""
-        for file in _files(self.folder / "incoming"):
-            with self._locked(file.path.name[:2], wait=False) as is_abandoned:
-                if is_abandoned:
-                    file.path.unlink(missing_ok=True)
-        for session in (self.folder / "open").iterdir():
-            with contextlib.ExitStack() as held:
-                if hold_abandoned(session, held):
-                    shutil.rmtree(session, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _locked(self, name: str, wait: bool = True) -> Iterator[bool]:
-        """Hold a lock of the cache; with wait=False the block is told whether it holds it."""
-        for folder in ("shards", "incoming", "locks", "open"):
-            (self.folder / folder).mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.folder / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            try:
-                yield True
-            finally:
-                # Said aloud, because a child that was forked meanwhile has a copy of the descriptor.
-                fcntl.flock(fd, fcntl.LOCK_UN)
-        finally:
-            os.close(fd)
 
 
 class _Session:
@@ -242,25 +153,6 @@ def _name(url: str, ref: FileRef) -> str:
     """The name of a shard in the cache. It says whose it is: no store can put a shard before another's."""
     place = hashlib.blake2b(f"{url}\n{ref.path}".encode(), digest_size=12).hexdigest()
     return f"{place}-{ref.xxh3}"
-
-
-def _files(folder: Path) -> list[_Held]:
-    found = []
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
-            status = entry.stat(follow_symlinks=False)
-            found.append(_Held(status.st_mtime, status.st_size, Path(entry.path)))
-    return found
-
-
-def _remove(file: _Held) -> int:
-    file.path.unlink(missing_ok=True)
-    return file.bytes
-
-
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 def _default_folder() -> Path:
