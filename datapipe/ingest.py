@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS
+from datapipe.errors import DataError
 from datapipe.ingest_lock import IngestLock
 from datapipe.ingest_options import Engine, RowOptions, check_run
 from datapipe.ingest_requests import remember_request
@@ -17,11 +20,13 @@ from datapipe.ray_engine import RayRun
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.settling import DuplicatePolicy
 from datapipe.source_journal import FinishedSources, SourceJournal
-from datapipe.sources import FieldMap, open_sources
+from datapipe.sources import FieldMap, Note, open_sources
 from datapipe.sources.webdataset import SplitDot
 from storage import FeatureStore
 
 __all__ = ["ingest"]
+
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]+:/")  # a Path has lost one of two slashes
 
 
 def ingest(
@@ -115,6 +120,8 @@ def ingest(
         reencode=reencode,
         tensors=tuple(tensors),
     )
+    if _URL.match(str(store)):
+        raise DataError(f"{str(store)!r}: a store is written to a folder here; ingest into one, then copy it")
     check_run(
         max_bad_fraction=max_bad_fraction,
         engine=engine,
@@ -161,6 +168,11 @@ def ingest(
                     commit_s=commit_s,
                     committed=FinishedSources(journal, target, unread, run.progress),
                 )
+        if not run.tally.is_interrupted and (dry_run is None or run.tally.num_seen < dry_run):
+            for opened, counted in zip(unread, run.progress):
+                if not counted.num_samples:
+                    note = Note(place=opened.name, reason="no_samples", detail="there is nothing in it")
+                    run.tally.add_note(note, opened.name)
         report = run.tally.freeze(
             sources=tuple(opened.name for opened in sources),
             store=str(store),

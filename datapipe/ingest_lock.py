@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from datapipe.errors import StoreBusyError
+from datapipe.errors import DataError, StoreBusyError
 
 __all__ = ["IngestLock"]
 
@@ -32,12 +32,19 @@ class IngestLock:
 
         Raises:
             StoreBusyError: If another ingest holds it, or the file system has no locks.
+            DataError: If nothing can be written there.
         """
         if self._file is not None:
             return
         path = store / "reports" / _FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be written: {error.strerror}; check that this user may write there and that "
+                "the disk is not mounted read-only"
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -182,6 +182,7 @@ def test_class_folders(tmp_path: Path) -> None:
         (tmp_path / "pets" / name).write_bytes(png(at))
     report = run(tmp_path / "pets", tmp_path / "s")
     assert (report.num_bad, report.notes) == (0, {"class_folders": 1})
+    assert report.note_examples["class_folders"][0].place == str(tmp_path / "pets")
     assert [(row["key"], row["label"], row["caption"]) for row in rows(tmp_path / "s")] == [
         ("cats/1", "cats", None),
         ("cats/2", "cats", None),
@@ -190,3 +191,16 @@ def test_class_folders(tmp_path: Path) -> None:
     assert run(tmp_path / "pets", tmp_path / "t", format="folder").reasons == {"caption_missing": 3}
     (tmp_path / "pets" / "3.png").write_bytes(png(9))
     assert run(tmp_path / "pets", tmp_path / "u", format="classes").reasons == {"no_class": 1}
+
+
+def test_a_source_with_nothing_in_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "head.csv").write_text("prompt\n")
+    (tmp_path / "zeros.tar").write_bytes(bytes(10_240))  # what a download that never began leaves
+    (tmp_path / "p.txt").write_text("one\n")
+    sources = [tmp_path / name for name in ("head.csv", "zeros.tar", "p.txt")]
+    for dry_run in (10, None):
+        report = run(sources, tmp_path / "s", dry_run=dry_run)
+        assert (report.num_added, report.notes) == (1, {"no_samples": 2})
+        places = [example.place for example in report.note_examples["no_samples"]]
+        assert places == [str(path) for path in sources[:2]]
+    assert run(sources, tmp_path / "s").notes == {}  # they are finished

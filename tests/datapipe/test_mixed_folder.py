@@ -246,13 +246,43 @@ def add_odd_entries(folder: Path, places: dict[str, str]) -> None:
     }
 
 
+def add_tables(folder: Path, places: dict[str, str]) -> None:
+    """Rows that no folder of captions has: conversations, pairs, keys and URLs."""
+    told = folder / "told"
+    told.mkdir()
+    (told / "a.png").write_bytes(WRITERS[0][1](9300))
+    ask = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a cat"}]
+    rows: list[tuple[dict[str, object], str]] = [
+        ({"file_name": "http://host/a.png"}, "remote_url"),
+        ({"messages": []}, "messages_empty"),
+        ({"messages": "no list"}, "bad_messages"),
+        ({"messages": ask}, "image_count"),
+        ({"messages": [{"role": "alien", "content": "<image>"}]}, "unknown_role"),
+        ({"messages": [{"role": "user", "content": ""}]}, "message_empty"),
+        ({"prompt": "p", "chosen": "a", "rejected": "a"}, "identical_pair"),
+        ({"prompt": "p", "chosen": "a", "rejected": ask}, "mixed_pair"),
+        ({"chosen": "a", "rejected": "b"}, "prompt_missing"),
+        ({"prompt": "p", "chosen": None, "rejected": "b"}, "chosen_none"),
+        ({"key": 1.5, "caption": "c"}, "key_number"),
+        ({"file_name": 7, "caption": "c"}, "image_other_type"),
+    ]
+    lines = [json.dumps({"file_name": "a.png", **row}) for row, _ in rows]
+    (told / "metadata.jsonl").write_text("\n".join(lines) + "\n")
+    places |= {f"told/metadata.jsonl:{number}": reason for number, (_, reason) in enumerate(rows, 1)}
+    cut = folder / "cut"
+    cut.mkdir()
+    (cut / "metadata.csv").write_text('file_name,caption\na.png,"no end\n')
+    places["cut/metadata.csv:2"] = "bad_csv"
+
+
 @pytest.mark.slow
 def test_exactly_the_expected_rows_reasons_and_pixels(tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     good, places = write(folder)
     add_odd_entries(folder, places)
+    add_tables(folder, places)
     assert sum(1 for path in folder.rglob("*") if not path.is_dir()) > 1000
-    assert len(places) >= 68 and len(set(places.values())) >= 33
+    assert len(places) >= 81 and len(set(places.values())) >= 40
     with pytest.raises(BadFractionError) as caught:
         ingest(folder, tmp_path / "store", workers=2, commit_rows=100)
     report = caught.value.report
