@@ -15,7 +15,7 @@ from datapipe.sources.conversation import Medium
 from datapipe.sources.fields import FieldMap, UnseenNames
 from datapipe.sources.listing import FolderListing, list_folder
 from datapipe.sources.media import OpenedMedium
-from datapipe.sources.paths import file_loader, printable
+from datapipe.sources.paths import loader_below, printable
 from datapipe.sources.record import MISSING, Fault, Item, Note, Record
 from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row
@@ -85,10 +85,8 @@ class FolderSource:
         yield from listing.notes
         yield from listing.faults
         if self._has_classes and self._classes is None:
-            detail = (
-                "there are no captions; the folder names became the column label (--format folder refuses)"
-            )
-            yield Note(place=self.name, reason="class_folders", detail=detail)
+            detail = "there are no captions, so the folder names became the column label (--format folder does not)"
+            yield Note(place="", reason="class_folders", detail=detail)
         used: set[str] = set()
         for relative in listing.metadata:
             for row in read_rows(self.root / relative):
@@ -109,7 +107,7 @@ class FolderSource:
 
     def _observe_sidecar(self, path: str, kinds: ColumnKinds, unseen: UnseenNames) -> None:
         try:
-            _, values = read_sidecars([self.root / path])
+            _, values = read_sidecars(self.root, [path])
             unseen.look(values)
             columns = arrange(values, self._fields, beside=[_medium(path)]).columns
         except DecodeError:
@@ -186,7 +184,7 @@ class FolderSource:
     def _from_sidecars(self, relative: str, stem: str, sidecars: list[str]) -> Record | Fault:
         place = printable(relative)
         try:
-            text, values = read_sidecars([self.root / path for path in sidecars])
+            text, values = read_sidecars(self.root, sidecars)
             picked = arrange(values, self._fields, beside=[_medium(relative)])
             caption = merge_caption(text, picked.caption)
         except DecodeError as error:
@@ -202,7 +200,7 @@ class FolderSource:
         return Record(
             key=key,
             place=place,
-            load=file_loader(self.root / relative),
+            load=loader_below(self.root, relative),
             caption=caption,
             columns=columns,
             optional=picked.optional | ({"caption"} if self._has_classes else frozenset()),

@@ -88,6 +88,9 @@ def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[o
 
 
 def _place(entry: os.DirEntry[str], relative: str, real_root: Path, listing: FolderListing) -> None:
+    if entry.is_file(follow_symlinks=False):
+        _sort_in(relative, listing)
+        return
     is_medium = _suffix(relative) in MEDIA_SUFFIXES
     mode = _mode(entry)
     if mode and entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(real_root):
@@ -111,11 +114,12 @@ def _mode(entry: os.DirEntry[str]) -> int:
 
 def _sort_in(relative: str, listing: FolderListing) -> None:
     suffix = _suffix(relative)
+    name = relative.rpartition("/")[2].lower()
     if suffix in MEDIA_SUFFIXES:
         listing.media.append(relative)
-    elif relative.rpartition("/")[2].lower() in METADATA_NAMES:
+    elif name in METADATA_NAMES:
         listing.metadata.append(relative)
-    elif suffix in SIDECAR_SUFFIXES and Path(relative).stem.lower() not in _DOCUMENT_STEMS:
+    elif suffix in SIDECAR_SUFFIXES and name.removesuffix(suffix) not in _DOCUMENT_STEMS:
         listing.sidecars.setdefault(relative[: -len(suffix)], []).append(relative)
     else:
         listing.notes.append(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -12,7 +14,17 @@ from datapipe.errors import DecodeError
 from datapipe.sources.record import Note
 from datapipe.sources.remote import RemotePath, SourcePath
 
-__all__ = ["IMAGE_SUFFIXES", "VIDEO_SUFFIXES", "file_loader", "is_unsafe_path", "locate_file", "printable"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "VIDEO_SUFFIXES",
+    "file_loader",
+    "is_unsafe_path",
+    "loader_below",
+    "locate_file",
+    "printable",
+]
+
+_PIECE_BYTES: Final = 1 << 20
 
 IMAGE_SUFFIXES: Final = frozenset(
     {
@@ -86,19 +98,54 @@ def locate_file(root: SourcePath, named: str, place: str) -> tuple[SourcePath, l
 
 def file_loader(path: SourcePath) -> Callable[[], bytes]:
     """Return a function that reads the whole file; a vanished or special file is a DecodeError."""
+    return partial(_read_remote, path) if isinstance(path, RemotePath) else partial(_read_local, str(path))
 
-    def load() -> bytes:
+
+def loader_below(root: SourcePath, relative: str) -> Callable[[], bytes]:
+    """Like file_loader(root / relative), for a name from the listing of root."""
+    if isinstance(root, RemotePath):
+        return file_loader(root / relative)
+    return partial(_read_local, f"{root}/{relative}")
+
+
+def _read_local(path: str) -> bytes:
+    try:
+        # A named pipe would block for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            # A named pipe would block for ever.
-            if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
-                raise DecodeError("not_a_file", f"{path.name!r} is not a regular file")
-            return path.read_bytes()
-        except OSError as error:
-            if isinstance(path, RemotePath) and isinstance(error, FileNotFoundError):
-                raise DecodeError("row_without_image", f"{path.name!r} is not there") from error
-            raise DecodeError("unreadable_file", f"{path.name!r}: {error.strerror or error}") from error
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DecodeError("not_a_file", f"{Path(path).name!r} is not a regular file")
+            return _read_all(descriptor, status.st_size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise DecodeError("not_a_file", f"{Path(path).name!r} is not a regular file") from error
+        raise _unreadable(Path(path), error) from error
 
-    return load
+
+def _read_all(descriptor: int, size: int) -> bytes:
+    data = os.read(descriptor, size + 1)
+    if len(data) == size:
+        return data
+    pieces = [data]
+    while piece := os.read(descriptor, _PIECE_BYTES):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _read_remote(path: RemotePath) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DecodeError("row_without_image", f"{path.name!r} is not there") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: SourcePath, error: OSError) -> DecodeError:
+    return DecodeError("unreadable_file", f"{path.name!r}: {error.strerror or error}")
 
 
 def _other_case(root: Path, path: Path) -> Path | None:

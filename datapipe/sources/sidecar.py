@@ -6,15 +6,19 @@ from collections.abc import Mapping
 
 from datapipe.errors import DecodeError
 from datapipe.sources.jsonl_rows import RepeatedKeyError, parse_json_object
-from datapipe.sources.paths import file_loader
+from datapipe.sources.paths import loader_below
 from datapipe.sources.record import MISSING, Missing
 from datapipe.sources.remote import SourcePath
 
 __all__ = ["caption_text", "json_values", "merge_caption", "one_caption", "read_sidecars"]
 
 
-def read_sidecars(paths: list[SourcePath]) -> tuple[str | Missing, dict[str, object]]:
+def read_sidecars(root: SourcePath, paths: list[str]) -> tuple[str | Missing, dict[str, object]]:
     """Read what belongs to one picture: the text of .txt or .caption, and the values of .json.
+
+    Args:
+        root: A folder.
+        paths: From its listing.
 
     Raises:
         DecodeError: Reasons `not_utf8`, `bad_json`, `unreadable_file`, and `two_captions` when two files
@@ -23,11 +27,12 @@ def read_sidecars(paths: list[SourcePath]) -> tuple[str | Missing, dict[str, obj
     values: dict[str, object] = {}
     texts: dict[str, str] = {}
     for path in paths:
-        data = file_loader(path)()
-        if path.suffix.lower() == ".json":
-            values.update(json_values(data, path.name))
+        data = loader_below(root, path)()
+        name = path.rpartition("/")[2]
+        if name.lower().endswith(".json"):
+            values.update(json_values(data, name))
         else:
-            texts[path.name] = caption_text(data, path.name)
+            texts[name] = caption_text(data, name)
     return one_caption(texts), values
 
 
