@@ -17,8 +17,9 @@ import xxhash
 
 from storage.blobs import Blob
 from storage.columns import ARROW_TYPES
-from storage.errors import CorruptionError, StorageError
-from storage.exchange.arrow_tensors import nested_type, read_tensor, tensor_field_names, write_nested
+from storage.errors import StorageError
+from storage.exchange.arrow_batches import exported_file, read_rows
+from storage.exchange.arrow_tensors import nested_type, tensor_field_names, write_nested
 from storage.exchange.batches import RowBatch, number_files
 from storage.exchange.media import is_image
 from storage.exchange.record import ExportRecord
@@ -130,25 +131,13 @@ def read_hf_folder(folder: Path, record: ExportRecord) -> Iterator[RowBatch]:
     """The rows of the Arrow files."""
     for name in record.files:
         path = folder / name
-        try:
-            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-                for batch in reader:
-                    yield _batch(batch, record)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise CorruptionError(
-                f"{path}: the file is not as it was exported: {error}; export again"
-            ) from error
-
-
-def _batch(batch: pa.RecordBatch, record: ExportRecord) -> RowBatch:
-    names = tensor_field_names(record)
-    columns = {name: batch.column(name).cast(ARROW_TYPES[kind]) for name, kind in record.columns.items()}
-    return RowBatch(
-        keys=batch.column("key").to_pylist(),
-        blobs=_blobs(batch, record),
-        columns=pa.table(columns),
-        tensors={name: read_tensor(batch.column(names[name]), spec) for name, spec in record.tensors.items()},
-    )
+        with (
+            exported_file(path),
+            pa.memory_map(str(path)) as source,
+            pa.ipc.open_stream(source) as reader,
+        ):
+            for batch in reader:
+                yield read_rows(batch, _blobs(batch, record), record)
 
 
 def _blobs(batch: pa.RecordBatch, record: ExportRecord) -> list[Blob | None]:

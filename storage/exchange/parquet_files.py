@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.columns import ARROW_TYPES
-from storage.errors import CorruptionError
-from storage.exchange.arrow_tensors import read_tensor, tensor_field_names, tensor_type, write_tensor
+from storage.exchange.arrow_batches import exported_file, read_rows
+from storage.exchange.arrow_tensors import tensor_field_names, tensor_type, write_tensor
 from storage.exchange.batches import RowBatch, number_files
 from storage.exchange.record import ExportRecord
 
@@ -73,22 +73,6 @@ def read_parquet(folder: Path, record: ExportRecord) -> Iterator[RowBatch]:
     """The rows of the files."""
     for name in record.files:
         path = folder / name
-        try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                for batch in file.iter_batches(_BATCH_ROWS):
-                    yield _batch(batch, record)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise CorruptionError(
-                f"{path}: the file is not as it was exported: {error}; export again"
-            ) from error
-
-
-def _batch(batch: pa.RecordBatch, record: ExportRecord) -> RowBatch:
-    names = tensor_field_names(record)
-    columns = {name: batch.column(name).cast(ARROW_TYPES[kind]) for name, kind in record.columns.items()}
-    return RowBatch(
-        keys=batch.column("key").to_pylist(),
-        blobs=batch.column(record.blob_field).to_pylist(),
-        columns=pa.table(columns),
-        tensors={name: read_tensor(batch.column(names[name]), spec) for name, spec in record.tensors.items()},
-    )
+        with exported_file(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(_BATCH_ROWS):
+                yield read_rows(batch, batch.column(record.blob_field).to_pylist(), record)
