@@ -41,6 +41,29 @@ SAME_LEVEL = {
     ("unirl.rewards", "unirl.algorithms"),
     ("unirl.cli", "unirl.explore"),
 }
+# What a folder may import of its own package, beside itself.
+FOLDER_IMPORTS = {
+    "storage.backends": {
+        "storage.disk",
+        "storage.errors",
+        "storage.files",
+        "storage.fork_locks",
+        "storage.manifest",
+    },
+    "datapipe.decode": {"datapipe.errors"},
+    "datapipe.sources": {"datapipe.errors", "datapipe.decode"},
+}
+# Folders that stand on the rest of their package: the only modules outside that import them.
+FOLDER_IMPORTERS = {
+    "storage.exchange": {"storage", "storage.store"},
+    "storage.repair": {"storage", "storage.care"},
+}
+# Packages of extras and of other parts, and slow ones: loaded where they are used, if at all.
+LOADED_ON_USE = {
+    "storage": {"torch", "datapipe", "fsspec", "PIL"},
+    "datapipe": {"torch", "unirl", "fsspec", "av", "decord", "ray", "datasets", "aiohttp", "webdataset"},
+    "unirl": {"torch", "transformers", "av", "decord", "ray", "vllm", "pandas"},
+}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 SETTINGS_TO_AVOID = {("weights_only", False), ("trust_remote_code", True), ("allow_pickle", True)}
@@ -107,6 +130,38 @@ def is_allowed(importer: str, imported: str) -> bool:
     if importer == imported or packages[0] != "unirl" or imported == "unirl":
         return True
     return UNIRL_LEVEL[importer] > UNIRL_LEVEL[imported] or (importer, imported) in SAME_LEVEL
+
+
+class _WithoutTypeChecking(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def imports_when_run(packages: tuple[str, ...]) -> dict[str, set[str]]:
+    """Return module -> modules of the same packages that it imports, except for type checking alone."""
+    sources = read_sources(packages)
+    found = {}
+    for module, source in sources.items():
+        is_package = any(other.startswith(module + ".") for other in sources)
+        code = ast.unparse(_WithoutTypeChecking().visit(ast.parse(source)))
+        found[module] = set(imports_of(module, code, is_package)) & sources.keys() - {module}
+    return found
+
+
+def is_inside(module: str, folder: str) -> bool:
+    return module == folder or module.startswith(folder + ".")
+
+
+def circle_of(imports: Mapping[str, set[str]]) -> list[str] | None:
+    """Return the modules that import each other in a circle, in the order of their names, or None."""
+    left = {module: set(names) for module, names in imports.items()}
+    while left:
+        done = {module for module, names in left.items() if not names & left.keys()}
+        done |= left.keys() - set().union(*left.values())
+        if not done:
+            return sorted(left)
+        left = {module: names for module, names in left.items() if module not in done}
+    return None
 
 
 def forbidden(source: str) -> list[str]:
@@ -190,10 +245,43 @@ def test_storage_knows_no_torch() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("package", ["storage", "datapipe", "unirl"])
-def test_importing_a_package_does_not_load_torch(package: str) -> None:
-    code = f"import sys, {package}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+@pytest.mark.parametrize("folder", FOLDER_IMPORTS)
+def test_a_folder_knows_little_of_its_package(folder: str) -> None:
+    allowed = (folder, *FOLDER_IMPORTS[folder])
+    found = {
+        f"{module} -> {name}"
+        for module, names in imports_when_run(("storage", "datapipe")).items()
+        for name in names
+        if is_inside(module, folder) and name.split(".")[0] == folder.split(".")[0]
+        if not any(is_inside(name, part) for part in allowed)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("folder", FOLDER_IMPORTERS)
+def test_a_folder_on_top_is_imported_by_few(folder: str) -> None:
+    found = {
+        module
+        for module, names in imports_when_run(("storage",)).items()
+        if not is_inside(module, folder) and any(is_inside(name, folder) for name in names)
+    }
+    assert found == FOLDER_IMPORTERS[folder]
+
+
+def test_modules_of_storage_and_datapipe_import_each_other_in_no_circle() -> None:
+    assert circle_of(imports_when_run(("storage", "datapipe"))) is None
+
+
+def test_the_check_sees_a_circle() -> None:
+    assert circle_of({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
+    assert circle_of({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+
+
+@pytest.mark.parametrize("package", LOADED_ON_USE)
+def test_importing_a_package_loads_neither_torch_nor_an_extra(package: str) -> None:
+    code = f"import sys, {package}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert LOADED_ON_USE[package] & set(run.stdout.split()) == set()
 
 
 def test_file_names_say_what_is_inside() -> None:
