@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from datapipe.buckets import TokenBuckets
 from datapipe.errors import (
     DataError,
     DecodeError,
@@ -49,6 +50,7 @@ __all__ = [
     "SourceError",
     "StageError",
     "StoreBusyError",
+    "TokenBuckets",
     "WithReplacement",
     "WorkerError",
     "ingest",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.batch_job import BatchSource, ImageField
+from datapipe.batching import Batches, FixedBatches
+from datapipe.buckets import Balance, TokenBatches, TokenBuckets
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
-from datapipe.order import BlockShuffle, Order, ViewOrder, rank_bounds
+from datapipe.order import BlockShuffle, Order, ViewOrder
 from datapipe.pipeline import StageCounters
 from datapipe.stages import Pipeline
 from storage import View
@@ -49,7 +52,8 @@ class Loader:
         self,
         view: View,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
+        buckets: TokenBuckets | None = None,
         image: ImageField | None = ImageField(size=(32, 32)),  # noqa: B008 - frozen
         tensors: Sequence[str] = (),
         columns: Sequence[str] = ("caption",),
@@ -66,6 +70,7 @@ class Loader:
         """Args:
         view: Rows to visit, from `store.select`.
         batch_size: Rows of a global batch, over all ranks; at least world_size.
+        buckets: Instead of batch_size: batches of rows of about one length, with a token budget.
         image: How blobs become pixels; None leaves them alone.
         tensors: Names of tensor columns.
         columns: Names of metadata columns.
@@ -82,10 +87,12 @@ class Loader:
         Raises:
             LoaderError: For an unknown column, numbers out of range, or a view without a single batch.
         """
-        _check_numbers(batch_size, rank, world_size, num_threads, prefetch_batches)
+        _check_numbers(rank, world_size, num_threads, prefetch_batches)
+        _check_batch(batch_size, buckets, world_size)
         self._source = BatchSource(view, image=image, tensors=tensors, columns=columns)
         self._rows: NDArray[np.int64] = np.ascontiguousarray(view.rows, dtype=np.int64)
-        self._batch_size, self._drop_last = batch_size, drop_last
+        self._batch_size, self._buckets, self._drop_last = batch_size or 0, buckets, drop_last
+        self._batches = lru_cache(maxsize=2)(self._cut_epoch)
         self._seed = seed
         self._order: Order = order or (BlockShuffle() if shuffle else ViewOrder())
         self._num_samples = self._order.num_samples(len(self._rows))
@@ -98,19 +105,31 @@ class Loader:
         ]
         self._epoch = self._consumed = self._start_at = 0
         if len(self) == 0:
+            wanted = f"not one batch of {batch_size}" if buckets is None else "not one full batch"
             raise LoaderError(
-                f"an epoch is {self._num_samples} samples out of {len(view)} rows, not one batch of "
-                f"{batch_size}; lower batch_size, widen the query, or set drop_last=False"
+                f"an epoch is {self._num_samples} samples out of {len(view)} rows, {wanted}; "
+                f"lower batch_size or the budget, widen the query, or set drop_last=False"
             )
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank."""
-        return self._num_batches(self._num_samples)
+        """Batches of the whole epoch `self.epoch`, the same on every rank; with buckets epochs differ."""
+        return self._batches(self._epoch).count(0)
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration visits, or that the running one is in."""
         return self._epoch
+
+    def balance(self) -> Balance:
+        """Padding and balance of the ranks in the epoch `self.epoch`.
+
+        Raises:
+            LoaderError: Without buckets, since only their lengths are known.
+        """
+        batches = self._batches(self._epoch)
+        if not isinstance(batches, TokenBatches):
+            raise LoaderError("the loader knows no lengths of rows; give it buckets=TokenBuckets(...)")
+        return batches.balance(self._world_size)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -144,7 +163,7 @@ class Loader:
             "consumed": self._consumed,
             "num_rows": len(self._rows),
             "rows_crc": zlib.crc32(self._rows.tobytes()),
-            "shuffle": self._order.fingerprint(),
+            "shuffle": self._fingerprint(),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -173,32 +192,58 @@ class Loader:
         self._start_at = self._consumed
 
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
-        end = start
         self._epoch, self._consumed = epoch, start
-        shares = self._shares(epoch, start)
-        for batch in self._source.batches(shares, pipeline=self._pipeline, counters=self._stage_counters):
-            end = min(end + self._batch_size, self._num_samples)
-            self._epoch, self._consumed = epoch, end
+        shares, batches = self._shares(epoch, start), self._batches(epoch)
+        made = self._source.batches(shares, pipeline=self._pipeline, counters=self._stage_counters)
+        for index, batch in enumerate(made):
+            self._epoch, self._consumed = epoch, batches.bounds(start, index)[1]
             yield batch
         self._epoch, self._consumed = epoch + 1, 0
 
     def _shares(self, epoch: int, start: int) -> Iterator[NDArray[np.int64]]:
-        order = self._order.positions(len(self._rows), seed=self._seed, epoch=epoch)
-        for index in range(self._num_batches(self._num_samples - start)):
-            begin = start + index * self._batch_size
-            positions = order.take(begin, begin + self._batch_size)
-            low, high = rank_bounds(len(positions), rank=self._rank, world_size=self._world_size)
+        batches = self._batches(epoch)
+        for index in range(batches.count(start)):
+            positions = batches.take(*batches.bounds(start, index))
+            low, high = batches.share(positions, rank=self._rank, world_size=self._world_size)
             yield positions[low:high]
 
-    def _num_batches(self, num_rows: int) -> int:
-        return num_rows // self._batch_size if self._drop_last else -(-num_rows // self._batch_size)
+    def _cut_epoch(self, epoch: int) -> Batches:
+        num_rows, num_samples = len(self._rows), self._num_samples
+        positions = self._order.positions(num_rows, seed=self._seed, epoch=epoch)
+        if self._buckets is None:
+            return FixedBatches(
+                positions=positions,
+                num_samples=num_samples,
+                batch_size=self._batch_size,
+                drop_last=self._drop_last,
+            )
+        return self._buckets.batches(
+            positions,
+            num_rows=num_rows,
+            num_samples=num_samples,
+            seed=self._seed,
+            epoch=epoch,
+            drop_last=self._drop_last,
+        )
+
+    def _fingerprint(self) -> int:
+        order = self._order.fingerprint()
+        return order if self._buckets is None else order ^ self._buckets.fingerprint()
 
 
-def _check_numbers(
-    batch_size: int, rank: int, world_size: int, num_threads: int, prefetch_batches: int
-) -> None:
+def _check_batch(batch_size: int | None, buckets: TokenBuckets | None, world_size: int) -> None:
+    if (batch_size is None) == (buckets is None):
+        raise LoaderError(f"batch_size is {batch_size} and buckets are {buckets}; give one of them")
+    if buckets is not None and buckets.multiple_of < world_size:
+        raise LoaderError(f"multiple_of {buckets.multiple_of} is less than the {world_size} ranks; raise it")
+    if batch_size is not None and batch_size < 1:
+        raise LoaderError(f"batch_size is {batch_size}, wanted 1 or more")
+    if batch_size is not None and batch_size < world_size:
+        raise LoaderError(f"batch_size {batch_size} is the global batch and less than the {world_size} ranks")
+
+
+def _check_numbers(rank: int, world_size: int, num_threads: int, prefetch_batches: int) -> None:
     for name, value in (
-        ("batch_size", batch_size),
         ("world_size", world_size),
         ("num_threads", num_threads),
         ("prefetch_batches", prefetch_batches),
@@ -207,5 +252,3 @@ def _check_numbers(
             raise LoaderError(f"{name} is {value}, wanted 1 or more")
     if not 0 <= rank < world_size:
         raise LoaderError(f"rank is {rank}, wanted 0..{world_size - 1}")
-    if batch_size < world_size:
-        raise LoaderError(f"batch_size {batch_size} is the global batch and less than the {world_size} ranks")

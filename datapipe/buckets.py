@@ -1,0 +1,177 @@
+"""Batches of sequences of about one length: a token budget, little padding, ranks balanced by cost."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from datapipe.errors import LoaderError
+from datapipe.order import Positions, random_numbers
+
+__all__ = ["Balance", "TokenBatches", "TokenBuckets"]
+
+_STEP_STREAM: Final = 4
+_WINDOW: Final = 16_384
+_BISECTIONS: Final = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balance:
+    """What an epoch costs some number of ranks, when each pads its share to its longest row."""
+
+    num_batches: int
+    padding_fraction: float  # padded tokens that are no tokens of a row, 0..1
+    slowest_over_mean: (
+        float  # sum over batches of the slowest rank's cost over that of the mean cost, 1 or more
+    )
+
+
+class TokenBuckets:
+    """Cuts an epoch into batches of neighbours in length.
+
+    Windows of 16,384 samples of the order are sorted by length, cut so that rows x longest row is at most the
+    budget, and the batches of a window change places. What does not fill a batch moves on to the next window.
+    Batches follow from (seed, epoch) and not from ranks. Inside a batch, ranks get neighbours in length, cut
+    so that the costliest share is as cheap as can be. Cost of a padded row: length^2 + linear x length.
+    """
+
+    def __init__(
+        self, lengths: ArrayLike, *, token_budget: int, multiple_of: int = 8, linear: float = 6144.0
+    ) -> None:
+        """Args:
+        lengths: Int (rows of the view,), tokens of each row, 1 or more.
+        token_budget: Most padded tokens of a global batch, over all ranks.
+        multiple_of: Rows of a batch are a multiple of it, so that few long rows are shared evenly. Any rank
+            count up to it can run; those that divide it are balanced best.
+        linear: Tokens at which the linear part costs as much as attention; about 6 x the model's width.
+
+        Raises:
+            LoaderError: For numbers out of range, or if multiple_of of the longest rows exceed the budget.
+        """
+        self.lengths = np.ascontiguousarray(lengths, np.int64)
+        if self.lengths.ndim != 1 or (self.lengths < 1).any() or multiple_of < 1 or linear < 0:
+            raise LoaderError(
+                f"lengths of shape {self.lengths.shape}, multiple_of {multiple_of}, linear {linear}: "
+                f"wanted a list of lengths of 1 or more, 1 or more, 0 or more"
+            )
+        longest = int(self.lengths.max(initial=1))
+        if longest * multiple_of > token_budget:
+            raise LoaderError(
+                f"row {int(self.lengths.argmax())} of the view has {longest} tokens, and {multiple_of} such "
+                f"rows are more than token_budget {token_budget}; raise it or leave out long rows"
+            )
+        self.token_budget, self.multiple_of, self.linear = token_budget, multiple_of, linear
+
+    def batches(
+        self, positions: Positions, *, num_rows: int, num_samples: int, seed: int, epoch: int, drop_last: bool
+    ) -> TokenBatches:
+        """Cut one epoch; takes the time of sorting it, and 8 bytes of memory per sample.
+
+        Raises:
+            LoaderError: If the view has another number of rows than there are lengths.
+        """
+        if num_rows != len(self.lengths):
+            raise LoaderError(f"there are {len(self.lengths)} lengths for a view of {num_rows} rows")
+        batches: list[NDArray[np.int64]] = []
+        left = np.empty(0, np.int64)
+        for window, start in enumerate(range(0, num_samples, _WINDOW)):
+            pool = np.concatenate([left, positions.take(start, min(start + _WINDOW, num_samples))])
+            cut, left = self._cut(pool[np.argsort(-self.lengths[pool], kind="stable")])
+            raw = random_numbers(len(cut), seed=seed, epoch=epoch, stream=_STEP_STREAM, window=window)
+            batches.extend(cut[index] for index in np.argsort(raw, kind="stable"))
+        if len(left) and not drop_last:
+            batches.append(left)
+        return TokenBatches(self, batches)
+
+    def fingerprint(self) -> int:
+        """Of the lengths and of all settings."""
+        settings = f"{self.token_budget} {self.multiple_of} {self.linear}".encode()
+        return zlib.crc32(self.lengths.tobytes(), zlib.crc32(settings))
+
+    def cost(self, length: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cost of a row padded to a length, in units of length squared."""
+        return length.astype(np.float64) * (length + self.linear)
+
+    def _cut(self, pool: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+        """Full batches of a pool that is sorted from long to short, and the rest."""
+        lengths = self.lengths[pool]
+        batches, begin = [], 0
+        while begin < len(pool):
+            size = self.token_budget // int(lengths[begin]) // self.multiple_of * self.multiple_of
+            if begin + size > len(pool):
+                break
+            batches.append(pool[begin : begin + size])
+            begin += size
+        return batches, pool[begin:]
+
+
+class TokenBatches:
+    """The batches of one epoch; rows of a batch are sorted from long to short."""
+
+    def __init__(self, buckets: TokenBuckets, batches: list[NDArray[np.int64]]) -> None:
+        self._buckets = buckets
+        self._order = np.concatenate([np.empty(0, np.int64), *batches])
+        self._ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
+
+    def count(self, start: int) -> int:
+        return len(self._ends) - self._first(start)
+
+    def bounds(self, start: int, index: int) -> tuple[int, int]:
+        batch = self._first(start) + index
+        return int(self._ends[batch - 1]) if batch else 0, int(self._ends[batch])
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        return self._order[begin:end]
+
+    def share(self, positions: NDArray[np.int64], *, rank: int, world_size: int) -> tuple[int, int]:
+        cuts = self._cuts(positions, world_size)
+        return cuts[rank], cuts[rank + 1]
+
+    def balance(self, world_size: int) -> Balance:
+        """Padding and balance of the whole epoch on some number of ranks."""
+        tokens = int(self._buckets.lengths[self._order].sum())
+        padded, slowest, mean = 0, 0.0, 0.0
+        for index in range(len(self._ends)):
+            batch = self.take(*self.bounds(0, index))
+            cuts = np.array(self._cuts(batch, world_size))
+            sizes = np.diff(cuts)
+            longest = self._buckets.lengths[batch[np.minimum(cuts[:-1], len(batch) - 1)]]
+            costs = sizes * self._buckets.cost(longest)
+            padded += int((sizes * longest).sum())
+            slowest, mean = slowest + float(costs.max()), mean + float(costs.mean())
+        return Balance(
+            num_batches=len(self._ends),
+            padding_fraction=1 - tokens / padded if padded else 0.0,
+            slowest_over_mean=slowest / mean if mean else 1.0,
+        )
+
+    def _first(self, start: int) -> int:
+        return int(np.searchsorted(self._ends, start, side="right"))
+
+    def _cuts(self, batch: NDArray[np.int64], world_size: int) -> list[int]:
+        """Bisect the cost that no share may exceed; the least one that is enough gives the shares."""
+        costs = self._buckets.cost(self._buckets.lengths[batch])
+        low, high = 0.0, float((len(batch) + 1) * costs[0])
+        cuts = _cuts_below(costs, high, world_size)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            tried = _cuts_below(costs, middle, world_size)
+            if tried[-1] == len(batch):
+                high, cuts = middle, tried
+            else:
+                low = middle
+        return cuts
+
+
+def _cuts_below(costs: NDArray[np.float64], limit: float, world_size: int) -> list[int]:
+    """Fill one share after the other up to a cost, and leave a row for each rank to come."""
+    cuts = [0]
+    for ranks_left in range(world_size - 1, -1, -1):
+        begin = cuts[-1]
+        most = max(len(costs) - begin - ranks_left, min(1, len(costs) - begin))
+        cuts.append(begin + (min(int(limit // costs[begin]), most) if begin < len(costs) else 0))
+    return cuts
