@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from datapipe.collate import Batch, as_tensor, write_pixels
+from datapipe.collate import Batch, as_tensor, write_pixels, write_transformed
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE, decode_image
 from datapipe.decode.resize import Resample
 from datapipe.errors import DataError, LoaderError, SampleError
 from datapipe.pipeline import StageCounters, run_pipeline
 from datapipe.stages import STALL_S, Pipeline, Stage
+from datapipe.transforms import Transform, apply_transforms, sample_generator
 from storage import StorageError, TensorColumn, TensorColumnError, View
 
 __all__ = ["BatchSource", "ImageField"]
@@ -27,10 +29,11 @@ __all__ = ["BatchSource", "ImageField"]
 class ImageField:
     """How blobs become pixels."""
 
-    size: tuple[int, int]  # (height, width) pixels; others are resized, see decode_image
+    size: tuple[int, int] | None  # (height, width) pixels; others are resized; None keeps each one's own
     resample: Resample = "bilinear"  # filter of the resizing, antialiased by default
     background: tuple[int, int, int] = WHITE  # RGB 0..255 behind transparent pixels
     max_pixels: int = DEFAULT_MAX_PIXELS  # budget read from the header
+    transforms: tuple[Transform, ...] = ()  # applied in order after decoding, see datapipe.transforms
 
 
 class BatchSource:
@@ -66,35 +69,38 @@ class BatchSource:
         stages = [stage("fetch", self._fetch)]
         if self._image is not None:
             stages.append(stage("decode", self._decode))
+            if self._image.transforms:
+                stages.append(stage("transform", self._transform))
         return Pipeline(stages=tuple(stages), max_in_flight=pieces, watchdog_s=STALL_S)
 
     def batches(
-        self, shares: Iterator[NDArray[np.int64]], *, pipeline: Pipeline, counters: Sequence[StageCounters]
+        self,
+        shares: Iterator[NDArray[np.int64]],
+        *,
+        seed: int,
+        epoch: int,
+        pipeline: Pipeline,
+        counters: Sequence[StageCounters],
     ) -> Iterator[Batch]:
-        """Batches of places in the view, int64 (B,) each, in their order."""
+        """Batches of places in the view, int64 (B,) each, in order. Transforms draw by seed and epoch."""
         num_pieces = 1 if self._image is None else pipeline.stages[0].concurrency
-        drafts = (self._draft(positions) for positions in shares)
+        drafts = (self._draft(positions, seed, epoch) for positions in shares)
         pieces = ((piece, piece) for draft in drafts for piece in draft.pieces(num_pieces))
         with closing(run_pipeline(pipeline, pieces, counters=counters)) as done:  # type: ignore[type-var]
             for piece in done:
                 if piece.is_last:
                     yield self._finish(piece.draft)
 
-    def _draft(self, positions: NDArray[np.int64]) -> _Draft:
+    def _draft(self, positions: NDArray[np.int64], seed: int, epoch: int) -> _Draft:
         picked = self._table.take(pa.array(positions))
-        shape = None if self._image is None else (len(positions), 3, *self._image.size)
-        return _Draft(
-            rows=self._rows[positions],
-            keys=picked.column("key").to_pylist(),
-            picked=picked,
-            pixels=None if shape is None else np.empty(shape, np.float32),
-        )
+        keys = picked.column("key").to_pylist()
+        return _Draft(rows=self._rows[positions], keys=keys, picked=picked, seed=seed, epoch=epoch)
 
     def _finish(self, draft: _Draft) -> Batch:
         return Batch(
             rows=draft.rows,
             keys=draft.keys,
-            images=None if draft.pixels is None else as_tensor(draft.pixels),
+            images=None if self._image is None else as_tensor(draft.all_pixels(self._image.size)),
             tensors={name: as_tensor(draft.gathered[name]) for name in self._tensors},
             columns={name: draft.picked.column(name).to_pylist() for name in self._columns},
         )
@@ -115,7 +121,7 @@ class BatchSource:
 
     def _decode(self, piece: _Piece) -> _Piece:
         draft, image = piece.draft, self._image
-        if image is None or draft.pixels is None:
+        if image is None:
             return piece
         for index, blob in zip(piece.indices(), piece.blobs):
             try:
@@ -126,10 +132,25 @@ class BatchSource:
                     background=image.background,
                     max_pixels=image.max_pixels,
                 )
+                if image.transforms:
+                    piece.decoded.append(pixels)
+                else:
+                    write_pixels(pixels, draft.place(index, (3, *pixels.shape[:2])))
             except (DataError, OSError) as error:
                 raise draft.failure(index, error) from error
-            write_pixels(pixels, draft.pixels[index])
         piece.blobs.clear()
+        return piece
+
+    def _transform(self, piece: _Piece) -> _Piece:
+        draft, transforms = piece.draft, () if self._image is None else self._image.transforms
+        for index, decoded in zip(piece.indices(), piece.decoded):
+            generator = sample_generator(seed=draft.seed, epoch=draft.epoch, key=draft.keys[index])
+            try:
+                pixels = apply_transforms(as_tensor(decoded.transpose(2, 0, 1)), transforms, generator)
+                write_transformed(pixels, draft.place(index, tuple(pixels.shape)))
+            except DataError as error:
+                raise draft.failure(index, error) from error
+        piece.decoded.clear()
         return piece
 
 
@@ -140,8 +161,27 @@ class _Draft:
     rows: NDArray[np.int64]
     keys: list[str]
     picked: pa.Table
-    pixels: NDArray[np.float32] | None
+    seed: int
+    epoch: int
+    pixels: NDArray[np.float32] | None = None
     gathered: dict[str, NDArray[np.generic]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def place(self, index: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Where the pixels of a row go; the first one that is finished sets the shape of the batch."""
+        with self.lock:
+            if self.pixels is None:
+                self.pixels = np.empty((len(self.rows), *shape), np.float32)
+        if self.pixels.shape[1:] != shape:
+            raise DataError(
+                f"its pixels are {shape}, those of the batch {self.pixels.shape[1:]}; give ImageField a size "
+                f"or end the transforms with one that sets it"
+            )
+        return self.pixels[index]
+
+    def all_pixels(self, size: tuple[int, int] | None) -> NDArray[np.float32]:
+        """The pixels; of a batch without rows, an empty array."""
+        return np.empty((0, 3, *(size or (0, 0))), np.float32) if self.pixels is None else self.pixels
 
     def pieces(self, num_pieces: int) -> Iterator[_Piece]:
         num_rows = len(self.rows)
@@ -162,6 +202,7 @@ class _Piece:
     stop: int
     at: int
     blobs: list[memoryview] = field(default_factory=list)
+    decoded: list[NDArray[np.uint8]] = field(default_factory=list)  # for the transforms
 
     @property
     def is_last(self) -> bool:

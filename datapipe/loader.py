@@ -194,7 +194,9 @@ class Loader:
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
         self._epoch, self._consumed = epoch, start
         shares, batches = self._shares(epoch, start), self._batches(epoch)
-        made = self._source.batches(shares, pipeline=self._pipeline, counters=self._stage_counters)
+        made = self._source.batches(
+            shares, seed=self._seed, epoch=epoch, pipeline=self._pipeline, counters=self._stage_counters
+        )
         for index, batch in enumerate(made):
             self._epoch, self._consumed = epoch, batches.bounds(start, index)[1]
             yield batch
