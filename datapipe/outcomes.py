@@ -55,7 +55,8 @@ class Outcome:
 
     @property
     def full_place(self) -> str:
-        return f"{self.source.base}/{self.result.place}"
+        """The base of the source and the place in it; what concerns a whole source has the base alone."""
+        return f"{self.source.base}/{self.result.place}" if self.result.place else str(self.source.base)
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ class FolderSource:
         yield from listing.notes
         yield from listing.faults
         if self._has_classes and self._classes is None:
-            detail = "there are no captions, so the folder names became the column label (--format folder does not)"
+            detail = "no captions: folder names became the column label (--format folder makes none)"
             yield Note(place="", reason="class_folders", detail=detail)
         used: set[str] = set()
         for relative in listing.metadata:

@@ -177,5 +177,6 @@ def _print_report(report: IngestReport) -> None:
     ):
         for reason, count in counts.items():
             first = examples[reason][0]
-            table.add_row(f"{kind}: {reason}", escape(f"{count}, first {first.place}: {first.detail}"))
+            shown = f"{first.place}: {first.detail}" if first.detail else first.place
+            table.add_row(f"{kind}: {reason}", escape(f"{count}, first {shown}"))
     Console(soft_wrap=True).print(table)
