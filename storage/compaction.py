@@ -12,7 +12,7 @@ import numpy as np
 
 from storage.deletion import install_deleted
 from storage.disk import require_space, write_errors
-from storage.errors import CommitConflictError
+from storage.errors import CommitConflictError, StorageError
 from storage.integrity import list_files
 from storage.manifest import Part, Snapshot
 from storage.rewriting import PartRows, write_part
@@ -44,7 +44,10 @@ def compact_parts(pool: ReaderPool, max_part_bytes: int, message: str) -> Snapsh
     Raises:
         CommitConflictError: If another writer changed one of the parts meanwhile.
         StorageFullError: If the new parts do not fit the disk.
+        StorageError: If the size is not positive.
     """
+    if max_part_bytes < 1:
+        raise StorageError(f"parts of {max_part_bytes} bytes cannot be made; give a size of 1 or more")
     base, lease = hold_newest(pool.backend)
     groups = list(_plan(pool, base, max_part_bytes))
     if not groups:

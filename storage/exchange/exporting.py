@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from storage.disk import write_errors
 from storage.errors import StorageError
 from storage.exchange.batches import RowBatch, read_batches
 from storage.exchange.hf_folder import write_hf_folder
@@ -47,7 +48,9 @@ def export_rows(
     """Write the rows of a view into a new folder, which appears when it is whole.
 
     Raises:
-        StorageError: If the path exists, or the format is none of webdataset, parquet, hf.
+        StorageError: If the path exists or cannot be written, or the format is none of webdataset, parquet,
+            hf.
+        StorageFullError: If the disk is full.
         CorruptionError: If a shard is damaged.
     """
     if format not in FORMATS:
@@ -64,15 +67,16 @@ def export_rows(
         files=(),
     )
     temporary = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-    temporary.mkdir(parents=True)
     try:
-        names = _WRITERS[format](temporary, _counted(view, progress), record, file_bytes)
-        write_record(temporary, replace(record, files=tuple(names)))
-        files = sorted(temporary.iterdir())
-        for file in files:
-            fsync_file(file)
-        fsync_directory(temporary)
-        temporary.rename(path)
+        with write_errors(temporary):
+            temporary.mkdir(parents=True)
+            names = _WRITERS[format](temporary, _counted(view, progress), record, file_bytes)
+            write_record(temporary, replace(record, files=tuple(names)))
+            files = sorted(temporary.iterdir())
+            for file in files:
+                fsync_file(file)
+            fsync_directory(temporary)
+            temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     fsync_directory(path.parent)

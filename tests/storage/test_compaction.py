@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from storage import CommitConflictError, FeatureStore
+from storage import CommitConflictError, FeatureStore, StorageError
 from storage.integrity import list_files
 
 
@@ -95,6 +95,9 @@ def test_a_single_row_is_never_split(empty):
     store = empty.refresh()
     assert [part.rows for part in store.compact(max_part_bytes=1000).parts] == [1, 1]
     assert store.compact(max_part_bytes=1000).id == 2
+    for size in (0, -1):
+        with pytest.raises(StorageError, match="give a size of 1 or more"):
+            store.compact(max_part_bytes=size)
 
 
 def test_sparse_columns_stay_sparse(empty):

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
+import resource
+import signal
 import tarfile
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from storage import CorruptionError, DuplicateKeyError, FeatureStore, StorageError
+from storage import CorruptionError, DuplicateKeyError, FeatureStore, StorageError, StorageFullError
 from storage.exchange import FORMATS, export_rows
 
 KEYS = [
@@ -264,6 +267,33 @@ def test_what_cannot_be_exported(source, tmp_path):
     with pytest.raises(ZeroDivisionError):
         export(source, tmp_path / "out", "parquet", progress=lambda done, total: 1 // 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "there"]
+
+
+def _export_with_small_files(folder: Path, format: str, connection) -> None:
+    """As on a full disk: the system refuses files of more than 100 kB."""
+    store = FeatureStore.open(folder / "source")
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        store.export(None, folder / "out", format)
+    except StorageFullError as error:
+        connection.send(str(error))
+    else:
+        connection.send("no error")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_full_disk_leaves_nothing(tmp_path, format):
+    store = FeatureStore.create(tmp_path / "source")
+    store.append({"key": str(i), "blob": np.random.default_rng(i).bytes(20_000)} for i in range(20))
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    child = context.Process(target=_export_with_small_files, args=(tmp_path, format, theirs))
+    child.start()
+    theirs.close()
+    assert "the disk is full" in mine.recv()
+    child.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 @pytest.mark.parametrize("format", FORMATS)
