@@ -33,6 +33,14 @@ class OpenFaults:
         self._met.add(place)
         return reason in self._reasons.get(place, ())
 
+    def outdates(self, place: str, reason: str) -> bool:
+        """Whether the quarantine has other reasons only for a place not met yet. They are forgotten."""
+        known = self._reasons.get(place)
+        if not known or reason in known or place in self._met:
+            return False
+        known.clear()
+        return True
+
     @property
     def places(self) -> frozenset[str]:
         """All of them."""

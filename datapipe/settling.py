@@ -80,9 +80,16 @@ class Settling:
                     replace(outcome, result=Skip(row.key, row.place) if is_there else row)
                 )
                 if settled is not None:
-                    yield settled
+                    yield from self._in_place_of_others(settled)
         elif (settled := self._settle_one(outcome)) is not None:
-            yield settled
+            yield from self._in_place_of_others(settled)
+
+    def _in_place_of_others(self, outcome: Outcome) -> Iterator[Outcome]:
+        """A fault settles what the quarantine says about its place for another reason."""
+        result = outcome.result
+        if isinstance(result, Fault) and self._faults.outdates(outcome.full_place, result.reason):
+            yield replace(outcome, result=Resolved(outcome.full_place))
+        yield outcome
 
     def _are_new(self, rows: TextColumns, base: str) -> bool:
         """Whether no key was met before; if so, all count as met now."""

@@ -204,3 +204,13 @@ def test_a_source_with_nothing_in_it_is_told(tmp_path: Path) -> None:
         places = [example.place for example in report.note_examples["no_samples"]]
         assert places == [str(path) for path in sources[:2]]
     assert run(sources, tmp_path / "s").notes == {}  # they are finished
+
+
+def test_a_place_that_is_bad_for_another_reason_now_stands_once_in_the_quarantine(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    write_jsonl(path, [{"caption": None}, {"caption": "fine"}])
+    for caption, reason in ((None, "caption_none"), (3, "caption_number"), ("", "caption_empty")):
+        write_jsonl(path, [{"caption": caption}, {"caption": "fine"}])
+        assert run(path, tmp_path / "s", optional=("image",)).reasons == {reason: 1}
+        found = FeatureStore.open(tmp_path / "s").quarantined().column("reason").to_pylist()
+        assert [text.partition(":")[0] for text in found] == [reason]
