@@ -46,9 +46,11 @@ class Tally:
 
     @property
     def num_seen(self) -> int:
+        """Samples that were looked at."""
         return self.num_added + self.num_skipped + self.num_left_out + self.reasons.total()
 
     def add_row(self, row: Row, full_place: str) -> None:
+        """Count a new row with what its media were like."""
         self.num_added += 1
         if row.media is None:
             return
@@ -80,12 +82,14 @@ class Tally:
             self.duplicate_examples.append(Example(place=full_place, key=row.key, detail=detail))
 
     def add_fault(self, fault: Fault, full_place: str) -> None:
+        """Count a bad sample under its reason."""
         self.reasons[fault.reason] += 1
         examples = self.examples.setdefault(fault.reason, [])
         if len(examples) < _MAX_EXAMPLES:
             examples.append(Example(place=full_place, key=fault.key, detail=fault.detail))
 
     def add_note(self, note: Note, full_place: str) -> None:
+        """Count what was ignored or repaired."""
         self._count_note(note.reason, Example(place=full_place, key="", detail=note.detail))
 
     def _count_note(self, reason: str, example: Example) -> None:

@@ -70,6 +70,7 @@ class StoreHandle:
 
 
 def unknown_name(what: str, name: str, known: list[str], url: str) -> str:
+    """The message about a name that is not there: the nearest one, or all that there are."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
     return f"{url}: there is no {what} {name!r}; {hint}"

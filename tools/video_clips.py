@@ -176,17 +176,10 @@ def set_turn(data: bytes, degrees: int) -> bytes:
     return data[:at] + matrix + data[at + 36 :]
 
 
-def add_sample_to_header(data: bytes, *, is_timed: bool = False) -> bytes:
-    """Make the table of sample sizes claim one sample more than there is, and the table of times too."""
+def add_sample_to_header(data: bytes) -> bytes:
+    """Make the table of sample sizes claim one sample more than there is."""
     start, _ = box(data, "moov/trak/mdia/minf/stbl/stsz")
-    changed = _add_one(data, start + 16)
-    if is_timed:
-        start, end = box(data, "moov/trak/mdia/minf/stbl/stts")
-        changed = _add_one(changed, end - 8)
-    return changed
-
-
-def _add_one(data: bytes, at: int) -> bytes:
+    at = start + 16
     number = int.from_bytes(data[at : at + 4], "big") + 1
     return data[:at] + number.to_bytes(4, "big") + data[at + 4 :]
 

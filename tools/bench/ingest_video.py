@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 CLIP_FRAMES = 16
+NUM_THREADS = 2  # that share the requests
 NUM_FRAMES = 150
 WIDTH, HEIGHT = 320, 240
 
@@ -113,29 +114,25 @@ def _pyav(path: Path, start: int) -> Clip:
 DECODERS: Mapping[str, Decoder] = {"ours": _ours, "decord2": _decord, "PyAV": _pyav}
 
 
-def clip_rates(
-    paths: Sequence[Path], *, rounds: int, num_threads: int = 2, seed: int = 0
-) -> dict[str, list[float]]:
+def clip_rates(paths: Sequence[Path], *, rounds: int) -> dict[str, list[float]]:
     """Clips a second of each decoder, one number a round; the decoders take turns inside a round.
 
     Args:
         paths: One clip of each is read in a round, at the same start for all decoders.
         rounds: How often.
-        num_threads: That share the requests.
-        seed: Of the starts.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     rates: dict[str, list[float]] = {name: [] for name in DECODERS}
     for number in range(rounds):
         starts = generator.integers(0, NUM_FRAMES - CLIP_FRAMES + 1, len(paths)).tolist()
         requests = [Request(path, start) for path, start in zip(paths, starts)]
         names = list(DECODERS)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            rates[name].append(len(requests) / _run(DECODERS[name], requests, num_threads))
+            rates[name].append(len(requests) / _run(DECODERS[name], requests))
     return rates
 
 
-def _run(decoder: Decoder, requests: Sequence[Request], num_threads: int) -> float:
+def _run(decoder: Decoder, requests: Sequence[Request]) -> float:
     waiting, lock = iter(requests), threading.Lock()
 
     def work() -> None:
@@ -147,16 +144,18 @@ def _run(decoder: Decoder, requests: Sequence[Request], num_threads: int) -> flo
             decoder(request.path, request.start)
 
     started = time.perf_counter()
-    with ThreadPoolExecutor(num_threads) as pool:
-        for done in [pool.submit(work) for _ in range(num_threads)]:
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for done in [pool.submit(work) for _ in range(NUM_THREADS)]:
             done.result()
     return time.perf_counter() - started
 
 
-def processor_ms(paths: Sequence[Path], *, seed: int = 2) -> dict[str, list[float]]:
-    """Processor time of one clip of each file, all threads together, in ms. Other programs on the machine
-    move it far less than the rate."""
-    starts = np.random.default_rng(seed).integers(0, NUM_FRAMES - CLIP_FRAMES + 1, len(paths)).tolist()
+def processor_ms(paths: Sequence[Path]) -> dict[str, list[float]]:
+    """Processor time of one clip of each file, all threads together, in ms.
+
+    Other programs on the machine move it far less than the rate.
+    """
+    starts = np.random.default_rng(2).integers(0, NUM_FRAMES - CLIP_FRAMES + 1, len(paths)).tolist()
     spent: dict[str, list[float]] = {name: [] for name in DECODERS}
     for path, start in zip(paths, starts):
         for name, decoder in DECODERS.items():
@@ -166,9 +165,9 @@ def processor_ms(paths: Sequence[Path], *, seed: int = 2) -> dict[str, list[floa
     return spent
 
 
-def exact_fraction(decoder: Decoder, paths: Sequence[Path], *, seed: int = 1) -> float:
+def exact_fraction(decoder: Decoder, paths: Sequence[Path]) -> float:
     """Share of clips whose frames carry the numbers asked for."""
-    starts = np.random.default_rng(seed).integers(0, NUM_FRAMES - CLIP_FRAMES + 1, len(paths)).tolist()
+    starts = np.random.default_rng(1).integers(0, NUM_FRAMES - CLIP_FRAMES + 1, len(paths)).tolist()
     hits = sum(
         [read_number(frame) for frame in decoder(path, start)] == list(range(start, start + CLIP_FRAMES))
         for path, start in zip(paths, starts)
@@ -185,7 +184,7 @@ def video_rows(folder: Path, *, is_quick: bool = False) -> list[Row]:
     ratio = float(np.median(np.array(rates["ours"]) / np.array(rates[fastest])))
     rows = [
         median_row(
-            f"16-frame clips at random start, 2 threads, beside {name}",
+            f"16-frame clips at random start, {NUM_THREADS} threads, beside {name}",
             rates["ours"],
             "clips/s",
             peer=name + (" (the fastest bare decoder)" if name == fastest else ""),

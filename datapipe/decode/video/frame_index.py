@@ -40,6 +40,7 @@ class FrameIndex:
 
     @classmethod
     def from_info(cls, info: VideoInfo) -> FrameIndex:
+        """The index of a video that was scanned."""
         return cls(
             pts=info.pts + info.zero_pts,
             zero=info.zero_pts,

@@ -51,6 +51,7 @@ class VideoInfo:
 
     @property
     def frames(self) -> int:
+        """Number of frames that decode."""
         return len(self.pts)
 
     @property
@@ -71,6 +72,7 @@ class VideoInfo:
 
     @property
     def damaged_fraction(self) -> float:
+        """Share of frames that are damaged or depend on damaged ones, 0..1."""
         return self.damaged / max(1, len(self.pts))
 
     @property

@@ -35,6 +35,7 @@ class PacketLog:
         self._has_gaps = False  # packets without a time
 
     def add_packet(self, packet: Packet) -> None:
+        """Note one packet of PyAV."""
         self.add(packet.pts, packet.is_keyframe, packet.is_discard, lambda: bytes(packet))
 
     def add(self, pts: int | None, is_key: bool, is_discard: bool, read: Callable[[], bytes]) -> None:
@@ -75,6 +76,7 @@ class PacketLog:
 
     @property
     def entry_pts(self) -> NDArray[np.int64]:
+        """Times of the frames where decoding may start, int64 (E,), in the order of the packets."""
         return np.array(self._entries, dtype=np.int64)
 
     def _entries_increase(self) -> bool:
