@@ -11,6 +11,7 @@ import ctypes
 import os
 from array import array
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import lmdb
@@ -54,7 +55,11 @@ def as_bytes(blob: Blob, place: str) -> bytes:
 
 
 class BlobWriter:
-    """Streams blobs into a new LMDB database at `directory`; memory holds one batch and 24 bytes a row."""
+    """Streams blobs into a new LMDB database at `directory`; memory holds two batches and 24 bytes a row.
+
+    One batch is put by a thread while the next is collected. What it fails with is raised by the call that
+    hands over the next batch, or by `seal`.
+    """
 
     def __init__(self, directory: Path, *, map_bytes: int = _FIRST_MAP_BYTES) -> None:
         self.path = directory / "data.mdb"
@@ -65,6 +70,8 @@ class BlobWriter:
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self._batch: list[tuple[bytes, Blob]] = []
         self._batch_bytes = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="blobs")
+        self._putting: Future[None] | None = None
         self._lengths = array("q")
         self._digests = bytearray()
         self._closed = False
@@ -83,7 +90,7 @@ class BlobWriter:
         self._batch_bytes += num_bytes
         self.count += 1
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
-            self._flush()
+            self._hand_over()
 
     def add_absent(self, count: int) -> None:
         """Append rows without a blob."""
@@ -94,23 +101,34 @@ class BlobWriter:
         """xxh3_128 of a row's blob as 32 hexadecimal digits."""
         return self._digests[16 * row : 16 * row + 16].hex()
 
-    def _flush(self) -> None:
-        """Commit the batch. A full map loses the transaction, but the batch is put again in a larger one."""
-        while self._batch:
+    def _hand_over(self) -> None:
+        """Have the batch put, once the one before it is in."""
+        self._wait()
+        batch, num_bytes = self._batch, self._batch_bytes
+        self._batch, self._batch_bytes = [], 0
+        self._putting = self._thread.submit(self._put, batch, num_bytes)
+
+    def _wait(self) -> None:
+        putting, self._putting = self._putting, None
+        if putting is not None:
+            putting.result()
+
+    def _put(self, batch: list[tuple[bytes, Blob]], num_bytes: int) -> None:
+        """Commit a batch. A full map loses the transaction, but the batch is put again in a larger one."""
+        while True:
             try:
                 with self._env.begin(write=True) as transaction:
-                    for key, blob in self._batch:
+                    for key, blob in batch:
                         if not transaction.put(key, blob, overwrite=False):
                             raise DuplicateKeyError(f"LMDB key {key!r} is already in {self.path}")
             except lmdb.MapFullError:
                 size = self._env.info()["map_size"]
-                self._env.set_mapsize(max(2 * size, size + 2 * self._batch_bytes))
+                self._env.set_mapsize(max(2 * size, size + 2 * num_bytes))
             except lmdb.Error as error:
                 raise write_error(self.path.parent, error) from error
             else:
-                self._batch = []
-                self._batch_bytes = 0
                 start_writing(self._fd)
+                return
 
     def seal(self, key_of: Callable[[int], bytes]) -> tuple[np.ndarray, np.ndarray, bytes]:
         """Finish the database and find where each blob lies in its file.
@@ -121,7 +139,10 @@ class BlobWriter:
         Returns:
             int64 (rows,) byte offsets (-1 without a blob), int64 (rows,) lengths, 16 checksum bytes per row.
         """
-        self._flush()
+        self._wait()
+        if self._batch:
+            self._put(self._batch, self._batch_bytes)
+            self._batch = []
         lengths = np.frombuffer(self._lengths, np.int64).copy()
         offsets = np.full(len(lengths), NO_BLOB, np.int64)
         base: int | None = None
@@ -156,6 +177,7 @@ class BlobWriter:
     def close(self) -> None:
         """Close the database; a second call does nothing."""
         if not self._closed:
+            self._thread.shutdown()
             self._env.close()
             os.close(self._fd)
             self._closed = True
