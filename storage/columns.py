@@ -38,6 +38,7 @@ ARROW_TYPES = {
 _MAX_EXACT_INT = 1 << 53
 _MAX_TEXT_BYTES = (1 << 31) - (1 << 20)
 """Of one value: Parquet counts the bytes of a value in 31 bits, and its page has a header."""
+_MIN_INT, _MAX_INT = -(1 << 63), (1 << 63) - 1
 _KINDS: dict[type, str] = {str: "string", int: "int", float: "float", bool: "bool"}
 
 Scalar = str | int | float | bool | None
@@ -81,6 +82,11 @@ class ColumnTypes:
             self._folded[name.casefold()] = name
         if value is None:
             return None
+        if _KINDS.get(type(value)) == column.type:
+            if type(value) is str:
+                return _utf8(name, value, place)
+            if type(value) is not int or _MIN_INT <= value <= _MAX_INT:
+                return cast(Scalar, value)
         if column.type == "json":
             return _json(name, value, place)
         if column.type == "uint" and _is_whole(value) and 0 <= int(value) < 1 << 64:
