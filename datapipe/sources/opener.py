@@ -46,7 +46,8 @@ def open_sources(
             as WebDataset does) and stars.
         format: One of FORMATS; None tells by suffix, and by content for folders.
         fields: Names of key, image and caption in the source.
-        key_prefix: Put before every key. None keeps each kind's default, "" switches prefixes off.
+        key_prefix: Put before every key, with one slash after it. None keeps each kind's default, ""
+            switches prefixes off.
         split_dot: Where a WebDataset key ends.
 
     Raises:
@@ -59,6 +60,7 @@ def open_sources(
     if split_dot not in get_args(SplitDot):
         raise SourceError(f"split_dot is {split_dot!r}, wanted 'first' or 'last'")
     fields = fields or FieldMap()
+    key_prefix = key_prefix and key_prefix.rstrip("/")
     sources: list[Source] = []
     try:
         for path in (path for spec in specs for path in _expand(str(spec))):

@@ -48,7 +48,7 @@ def ingest(
         typer.Option(help="A column without which a sample is bad, such as width. May be repeated."),
     ] = None,
     key_prefix: Annotated[
-        str | None, typer.Option(help="Put before every key; '' switches the default prefix off.")
+        str | None, typer.Option(help="Put before every key, with a slash; '' switches the default off.")
     ] = None,
     split_dot: Annotated[
         Literal["first", "last"], typer.Option(help="The dot at which the key of a tar member ends.")

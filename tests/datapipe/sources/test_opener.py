@@ -9,6 +9,7 @@ import pytest
 
 from datapipe.errors import SourceError
 from datapipe.sources import FieldMap, FolderSource, TableSource, WebDatasetSource, open_sources
+from datapipe.sources.record import Record
 
 
 @pytest.fixture
@@ -85,3 +86,10 @@ def test_an_unknown_file(root: Path) -> None:
         open_sources([root / "x.xlsx"])
     with pytest.raises(SourceError, match="no source given"):
         open_sources([])
+
+
+@pytest.mark.parametrize("prefix", ["p", "p/"])
+def test_one_slash_stands_after_a_prefix(tmp_path: Path, prefix: str) -> None:
+    (tmp_path / "prompts.txt").write_text("a red circle\n")
+    (source,) = open_sources([tmp_path / "prompts.txt"], key_prefix=prefix)
+    assert [item.key for item in source.items() if isinstance(item, Record)] == ["p/prompts/00000001"]
