@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +15,14 @@ from datapipe.ingest_lock import IngestLock
 from datapipe.ingest_options import Engine, RowOptions, check_run
 from datapipe.ingest_requests import remember_request
 from datapipe.ingest_run import IngestRun
+from datapipe.judge import Judge
 from datapipe.media_rules import FramePolicy
 from datapipe.progress import progress_bar
 from datapipe.ray_engine import RayRun
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.settling import DuplicatePolicy
 from datapipe.source_journal import FinishedSources, SourceJournal
-from datapipe.sources import FieldMap, Note, open_sources
+from datapipe.sources import FieldMap, Note, Source, open_sources
 from datapipe.sources.webdataset import SplitDot
 from storage import FeatureStore
 
@@ -70,7 +72,7 @@ def ingest(
         column_map: Ours to theirs, as in {"caption": "text", "key": "id"}.
         optional: Of `image` and `caption`: may be absent without making a sample bad.
         required: Columns of the index: a sample in which one of them is null is bad.
-        key_prefix: Put before each key; None puts the name of a tar, and the split of a saved
+        key_prefix: Put before each key, with a slash; None puts the name of a tar, and the split of a saved
             dataset, before the keys in it.
         split_dot: Whether a key in a tar ends at the `first` or the `last` dot of the file name.
         max_bad_fraction: Share of bad samples, 0..1, that is still a success.
@@ -129,50 +131,36 @@ def ingest(
         commit_rows=commit_rows,
         dry_run=dry_run,
     )
-    media = options.media_rules()
     started = time.monotonic()
     specs = [source] if isinstance(source, str | Path) else list(source)
     fields = FieldMap(mapping=options.column_map)
     sources = open_sources(specs, format=format, fields=fields, key_prefix=key_prefix, split_dot=split_dot)
-    rules = repr(options.as_asked())
     with IngestLock() as lock:
-        target = FeatureStore.open(store) if (Path(store) / "snapshots").is_dir() else None
-        if dry_run is None and target is not None:
-            lock.take(target.path)
-            target = target.refresh()
-        journal = None if target is None else SourceJournal(target, rules)
-        unread, num_known = (sources, 0) if journal is None else journal.unfinished(sources)
-        judge = options.judge(media, unread, {} if target is None else target.columns)
-        if dry_run is None and (target is None or journal is None):
-            target = FeatureStore.create(store, exist_ok=True)
-            lock.take(target.path)
-            journal = SourceJournal(target, rules)
+        plan = _plan(store, sources, options, lock, is_written=dry_run is None)
+        target, unread = plan.store, plan.unread
         run: IngestRun | RayRun
         if engine == "ray" and dry_run is None:
-            run = RayRun(unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
+            run = RayRun(unread, plan.judge, workers=workers, should_stop=should_stop, duplicates=duplicates)
         else:
             run = IngestRun(
-                target, unread, judge, workers=workers, should_stop=should_stop, duplicates=duplicates
+                target, unread, plan.judge, workers=workers, should_stop=should_stop, duplicates=duplicates
             )
-        run.tally.num_skipped += num_known
+        run.tally.num_skipped += plan.num_known
         run.tally.num_finished_sources += len(sources) - len(unread)
         num_commits = 0
         with progress_bar(unread, is_wanted=progress) as update:
             if dry_run is not None and isinstance(run, IngestRun):
                 run.examine(dry_run, update)
-            elif target is not None and journal is not None:
+            elif target is not None and plan.journal is not None:
                 num_commits = run.commit_all(
                     target,
                     update,
                     commit_rows=commit_rows,
                     commit_s=commit_s,
-                    committed=FinishedSources(journal, target, unread, run.progress),
+                    committed=FinishedSources(plan.journal, target, unread, run.progress),
                 )
-        if not run.tally.is_interrupted and (dry_run is None or run.tally.num_seen < dry_run):
-            for opened, counted in zip(unread, run.progress):
-                if not counted.num_samples:
-                    note = Note(place=opened.name, reason="no_samples", detail="there is nothing in it")
-                    run.tally.add_note(note, opened.name)
+        if dry_run is None or run.tally.num_seen < dry_run:
+            _note_empty_sources(run, unread)
         report = run.tally.freeze(
             sources=tuple(opened.name for opened in sources),
             store=str(store),
@@ -187,3 +175,42 @@ def ingest(
         if report.is_over_budget:
             raise BadFractionError(report)
         return report
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What has to be read, by which rules, and where the rows go."""
+
+    store: FeatureStore | None  # None in a dry run where there is no store yet
+    journal: SourceJournal | None  # of that store
+    unread: Sequence[Source]
+    num_known: int  # samples of the other sources
+    judge: Judge
+
+
+def _plan(
+    path: str | Path, sources: list[Source], options: RowOptions, lock: IngestLock, *, is_written: bool
+) -> _Plan:
+    """Find out what the store lacks. When it is written to, it is made and locked, after all checks."""
+    media, rules = options.media_rules(), repr(options.as_asked())
+    store = FeatureStore.open(path) if (Path(path) / "snapshots").is_dir() else None
+    if is_written and store is not None:
+        lock.take(store.path)
+        store = store.refresh()
+    journal = None if store is None else SourceJournal(store, rules)
+    unread, num_known = (sources, 0) if journal is None else journal.unfinished(sources)
+    judge = options.judge(media, unread, {} if store is None else store.columns)
+    if is_written and store is None:
+        store = FeatureStore.create(path, exist_ok=True)
+        lock.take(store.path)
+        journal = SourceJournal(store, rules)
+    return _Plan(store=store, journal=journal, unread=unread, num_known=num_known, judge=judge)
+
+
+def _note_empty_sources(run: IngestRun | RayRun, sources: Sequence[Source]) -> None:
+    if run.tally.is_interrupted:
+        return
+    for source, progress in zip(sources, run.progress):
+        if not progress.num_samples:
+            note = Note(place=source.name, reason="no_samples", detail="there is nothing in it")
+            run.tally.add_note(note, source.name)

@@ -54,6 +54,7 @@ class RowOptions:
             raise DataError(f"optional holds {sorted(unknown)}; wanted image, caption or both")
         _check_positive("max_pixels", self.max_pixels)
         _check_choice("duplicates", self.duplicates, get_args(DuplicatePolicy))
+        self.media_rules()  # refuses what it cannot read before any source is opened
 
     def as_asked(self) -> dict[str, object]:
         """The options as keywords of `ingest`, ready for JSON."""
