@@ -137,8 +137,12 @@ def test_vid_08_codec_or_no_stream() -> None:
     with pytest.raises(DecodeError, match="'zzzz'") as error:
         scan_video(unknown)
     assert error.value.reason == "unsupported_codec"
-    info = scan_video(make_clip(10, codec="libsvtav1", options={"preset": "12"}, width=64, height=64))
+    clip = make_clip(10, codec="libsvtav1", options={"preset": "12"}, width=64, height=64)
+    info = scan_video(clip)
     assert (info.codec, info.frames, info.damaged) == ("av1", 10, 0)
+    for backend in BACKENDS:  # a decoder that lacks the codec leaves the file to the other one
+        with VideoReader(clip, backend=backend) as reader:
+            assert reader.frames(range(10)).shape == (10, 64, 64, 3)
 
 
 def flat_4k(num_frames: int) -> bytes:

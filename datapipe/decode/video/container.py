@@ -32,6 +32,13 @@ _MAGIC: Final[tuple[tuple[bytes, str, str], ...]] = (
     (b"\xff\xf9", "aac", "aac"),
 )
 _SOUND: Final = frozenset({"mp3", "flac", "aac", "wav"})
+# Boxes that stand at the top of an MP4 or MOV.
+_BOXES: Final = frozenset(
+    {
+        *(b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"mfra", b"sidx", b"ssix", b"pdin", b"prft", b"emsg"),
+        *(b"free", b"skip", b"wide", b"pnot", b"meta", b"udta", b"uuid", b"meco", b"imda"),
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +114,8 @@ def _check_boxes(file: BinaryIO, size: int) -> None:
             f"the index of the MP4 (box 'moov') is missing; found boxes {held}{cut}; "
             "the download or the recording was interrupted, fetch it again",
         )
-    if offset > size:
+    # What stands behind the index and the pictures and is no box was put there by somebody else.
+    if offset > size and (b"mdat" not in names[:-1] or names[-1] in _BOXES):
         raise _truncated(offset, size, last)
 
 

@@ -89,6 +89,15 @@ def test_a_cut_file_with_its_index_in_front_is_truncated() -> None:
     assert error.value.reason == "truncated"
 
 
+@pytest.mark.parametrize("trailer", [b"junk" * 100, b"SEFT\0\1\2\3\xff\xff\xff\xffSEFT", b"\xff" * 9])
+def test_bytes_behind_the_last_box_cost_nothing(trailer: bytes) -> None:
+    clip = make_clip(30)
+    assert scan_video(clip + trailer).frames == scan_video(clip).frames == 30
+    with pytest.raises(DecodeError) as error:
+        scan_video(clip + b"\0\0\1\0moof" + trailer[:8])
+    assert error.value.reason == "truncated"
+
+
 def test_special_files_are_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.mp4")
     (tmp_path / "folder.mp4").mkdir()
