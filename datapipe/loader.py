@@ -16,6 +16,7 @@ from datapipe.batching import Batches, FixedBatches
 from datapipe.buckets import Balance, TokenBatches, TokenBuckets
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
+from datapipe.loader_stats import LoaderMeter, LoaderStats
 from datapipe.order import BlockShuffle, Order, ViewOrder
 from datapipe.pipeline import StageCounters
 from datapipe.stages import Pipeline
@@ -103,6 +104,7 @@ class Loader:
         self._stage_counters = [
             StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in self._pipeline.stages
         ]
+        self._meter = LoaderMeter(view.store, self._stage_counters)
         self._epoch = self._consumed = self._start_at = 0
         if len(self) == 0:
             wanted = f"not one batch of {batch_size}" if buckets is None else "not one full batch"
@@ -135,6 +137,10 @@ class Loader:
     def pipeline(self) -> Pipeline:
         """The stages, their workers and bounds; `print(loader.pipeline)` shows them."""
         return self._pipeline
+
+    def stats(self) -> LoaderStats:
+        """Samples, bytes, and the times of the stages and of the caller, over all iterations so far."""
+        return self._meter.stats()
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next iteration at the beginning of an epoch."""
@@ -197,7 +203,7 @@ class Loader:
         made = self._source.batches(
             shares, seed=self._seed, epoch=epoch, pipeline=self._pipeline, counters=self._stage_counters
         )
-        for index, batch in enumerate(made):
+        for index, batch in enumerate(self._meter.timed(made)):
             self._epoch, self._consumed = epoch, batches.bounds(start, index)[1]
             yield batch
         self._epoch, self._consumed = epoch + 1, 0

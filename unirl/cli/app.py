@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 
 from datapipe import DataError
 from storage import StorageError
-from unirl.cli import care, data, exchange, history, models, runs
+from unirl.cli import bench, care, data, exchange, history, models, runs
 from unirl.errors import UniRLError
 
 __all__ = ["app", "main"]
@@ -26,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Image tokenizers.")
+bench_app = typer.Typer(no_args_is_help=True, help="Speeds of this machine.")
 reward_app = typer.Typer(no_args_is_help=True, help="Reward models.")
 
 commands: dict[str, Callable[..., None]] = {
@@ -40,9 +41,12 @@ commands: dict[str, Callable[..., None]] = {
 }
 for name, command in commands.items():
     app.command(name)(command)
+for name, command in bench.COMMANDS.items():
+    bench_app.command(name)(command)
 tokenizer_app.command("train")(models.train_tokenizer)
 tokenizer_app.command("encode")(models.encode)
 reward_app.command("train")(models.train_reward)
+app.add_typer(bench_app, name="bench")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(reward_app, name="reward")
 

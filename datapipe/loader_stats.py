@@ -1,0 +1,117 @@
+"""What a loader did and where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from datapipe.collate import Batch
+from datapipe.pipeline import StageCounters
+from storage import FeatureStore
+
+__all__ = ["LoaderMeter", "LoaderStats", "StageStats"]
+
+_ENOUGH_FRACTION: Final = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageStats:
+    """One stage, over all its workers."""
+
+    name: str
+    workers: int
+    items: int  # pieces of batches
+    busy_s: float  # seconds of work, added up over the workers
+    idle_s: float  # seconds without an item
+    blocked_s: float  # seconds with a result that the next stage had no room for
+    mean_queue: float  # pieces waiting, in the mean over those taken
+
+    @property
+    def busy_fraction(self) -> float:
+        """Share of the workers' time that was work, 0..1."""
+        total = self.busy_s + self.idle_s + self.blocked_s
+        return self.busy_s / total if total else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderStats:
+    """All iterations of a loader so far."""
+
+    batches: int
+    samples: int  # of this rank
+    elapsed_s: float  # from asking for a batch to asking for the next, added up
+    wait_s: float  # of these, spent waiting for the loader
+    bytes_read: int  # blobs and tensors, by the store's handle and whoever else uses it
+    bytes_copied: int  # of these, copied on the way
+    stages: tuple[StageStats, ...]
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of the time that the caller waited for the loader, 0..1."""
+        return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """The busiest stage, or `caller` where the caller waits for less than a twentieth of the time."""
+        if self.wait_fraction < _ENOUGH_FRACTION:
+            return "caller"
+        return max(self.stages, key=lambda stage: stage.busy_fraction).name
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, the derived ones included."""
+        stages = [{**asdict(stage), "busy_fraction": stage.busy_fraction} for stage in self.stages]
+        derived = ("samples_per_s", "wait_fraction", "bottleneck")
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}, "stages": stages}
+
+
+class LoaderMeter:
+    """Counts while batches pass."""
+
+    def __init__(self, store: FeatureStore, stages: Sequence[StageCounters]) -> None:
+        self._counters = store.counters
+        self._read, self._copied = self._counters.bytes_read, self._counters.bytes_copied
+        self._stages = stages
+        self._batches = self._samples = 0
+        self._wait_s = self._away_s = 0.0
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass batches on, and take the times of both sides."""
+        while True:
+            asked = time.monotonic()
+            batch = next(batches, None)
+            given = time.monotonic()
+            self._wait_s += given - asked
+            if batch is None:
+                return
+            self._batches += 1
+            self._samples += len(batch)
+            yield batch
+            self._away_s += time.monotonic() - given
+
+    def stats(self) -> LoaderStats:
+        return LoaderStats(
+            batches=self._batches,
+            samples=self._samples,
+            elapsed_s=self._wait_s + self._away_s,
+            wait_s=self._wait_s,
+            bytes_read=self._counters.bytes_read - self._read,
+            bytes_copied=self._counters.bytes_copied - self._copied,
+            stages=tuple(
+                StageStats(
+                    name=stage.name,
+                    workers=stage.concurrency,
+                    items=stage.num_items,
+                    busy_s=stage.busy_s,
+                    idle_s=stage.idle_s,
+                    blocked_s=stage.blocked_s,
+                    mean_queue=stage.depth_sum / max(1, stage.num_items),
+                )
+                for stage in self._stages
+            ),
+        )
