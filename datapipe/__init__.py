@@ -23,6 +23,7 @@ from datapipe.errors import (
 from datapipe.ingest import ingest
 from datapipe.mixture import Mixture, MixtureSource
 from datapipe.order import BlockShuffle
+from datapipe.pixel_buckets import PixelBuckets
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.retry import retry
 from datapipe.sampling import FixedLength, FullShuffle, WithReplacement
@@ -46,6 +47,7 @@ __all__ = [
     "MissingExtraError",
     "Mixture",
     "MixtureSource",
+    "PixelBuckets",
     "SampleError",
     "SourceError",
     "StageError",

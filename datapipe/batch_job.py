@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from datapipe.batching import Share
 from datapipe.collate import Batch, as_tensor, write_pixels, write_transformed
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE, decode_image
 from datapipe.decode.resize import Resample
@@ -75,32 +76,35 @@ class BatchSource:
 
     def batches(
         self,
-        shares: Iterator[NDArray[np.int64]],
+        shares: Iterator[Share],
         *,
         seed: int,
         epoch: int,
         pipeline: Pipeline,
         counters: Sequence[StageCounters],
     ) -> Iterator[Batch]:
-        """Batches of places in the view, int64 (B,) each, in order. Transforms draw by seed and epoch."""
+        """Batches of places in the view, in order. Transforms draw by seed and epoch."""
         num_pieces = 1 if self._image is None else pipeline.stages[0].concurrency
-        drafts = (self._draft(positions, seed, epoch) for positions in shares)
+        drafts = (self._draft(share, seed, epoch) for share in shares)
         pieces = ((piece, piece) for draft in drafts for piece in draft.pieces(num_pieces))
         with closing(run_pipeline(pipeline, pieces, counters=counters)) as done:  # type: ignore[type-var]
             for piece in done:
                 if piece.is_last:
                     yield self._finish(piece.draft)
 
-    def _draft(self, positions: NDArray[np.int64], seed: int, epoch: int) -> _Draft:
-        picked = self._table.take(pa.array(positions))
+    def _draft(self, share: Share, seed: int, epoch: int) -> _Draft:
+        picked = self._table.take(pa.array(share.positions))
         keys = picked.column("key").to_pylist()
-        return _Draft(rows=self._rows[positions], keys=keys, picked=picked, seed=seed, epoch=epoch)
+        size = share.image_size or (None if self._image is None else self._image.size)
+        return _Draft(
+            rows=self._rows[share.positions], keys=keys, picked=picked, size=size, seed=seed, epoch=epoch
+        )
 
     def _finish(self, draft: _Draft) -> Batch:
         return Batch(
             rows=draft.rows,
             keys=draft.keys,
-            images=None if self._image is None else as_tensor(draft.all_pixels(self._image.size)),
+            images=None if self._image is None else as_tensor(draft.all_pixels()),
             tensors={name: as_tensor(draft.gathered[name]) for name in self._tensors},
             columns={name: draft.picked.column(name).to_pylist() for name in self._columns},
         )
@@ -127,7 +131,7 @@ class BatchSource:
             try:
                 pixels = decode_image(
                     blob,
-                    size=image.size,
+                    size=draft.size,
                     resample=image.resample,
                     background=image.background,
                     max_pixels=image.max_pixels,
@@ -161,6 +165,7 @@ class _Draft:
     rows: NDArray[np.int64]
     keys: list[str]
     picked: pa.Table
+    size: tuple[int, int] | None  # (height, width) that pictures are decoded to
     seed: int
     epoch: int
     pixels: NDArray[np.float32] | None = None
@@ -179,9 +184,9 @@ class _Draft:
             )
         return self.pixels[index]
 
-    def all_pixels(self, size: tuple[int, int] | None) -> NDArray[np.float32]:
+    def all_pixels(self) -> NDArray[np.float32]:
         """The pixels; of a batch without rows, an empty array."""
-        return np.empty((0, 3, *(size or (0, 0))), np.float32) if self.pixels is None else self.pixels
+        return np.empty((0, 3, *(self.size or (0, 0))), np.float32) if self.pixels is None else self.pixels
 
     def pieces(self, num_pieces: int) -> Iterator[_Piece]:
         num_rows = len(self.rows)

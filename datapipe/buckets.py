@@ -9,13 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from datapipe.batching import CutBatches, cut_windows
 from datapipe.errors import LoaderError
-from datapipe.order import Positions, random_numbers
+from datapipe.order import Positions
 
 __all__ = ["Balance", "TokenBatches", "TokenBuckets"]
 
-_STEP_STREAM: Final = 4
-_WINDOW: Final = 16_384
 _BISECTIONS: Final = 40
 
 
@@ -76,13 +75,7 @@ class TokenBuckets:
         """
         if num_rows != len(self.lengths):
             raise LoaderError(f"there are {len(self.lengths)} lengths for a view of {num_rows} rows")
-        batches: list[NDArray[np.int64]] = []
-        left = np.empty(0, np.int64)
-        for window, start in enumerate(range(0, num_samples, _WINDOW)):
-            pool = np.concatenate([left, positions.take(start, min(start + _WINDOW, num_samples))])
-            cut, left = self._cut(pool[np.argsort(-self.lengths[pool], kind="stable")])
-            raw = random_numbers(len(cut), seed=seed, epoch=epoch, stream=_STEP_STREAM, window=window)
-            batches.extend(cut[index] for index in np.argsort(raw, kind="stable"))
+        batches, left = cut_windows(positions, num_samples, seed=seed, epoch=epoch, cut=self._cut)
         if len(left) and not drop_last:
             batches.append(left)
         return TokenBatches(self, batches)
@@ -97,7 +90,8 @@ class TokenBuckets:
         return length.astype(np.float64) * (length + self.linear)
 
     def _cut(self, pool: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        """Full batches of a pool that is sorted from long to short, and the rest."""
+        """Full batches of a pool, and the rest; both from long to short."""
+        pool = pool[np.argsort(-self.lengths[pool], kind="stable")]
         lengths = self.lengths[pool]
         batches, begin = [], 0
         while begin < len(pool):
@@ -109,23 +103,12 @@ class TokenBuckets:
         return batches, pool[begin:]
 
 
-class TokenBatches:
+class TokenBatches(CutBatches):
     """The batches of one epoch; rows of a batch are sorted from long to short."""
 
     def __init__(self, buckets: TokenBuckets, batches: list[NDArray[np.int64]]) -> None:
+        super().__init__(batches)
         self._buckets = buckets
-        self._order = np.concatenate([np.empty(0, np.int64), *batches])
-        self._ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
-
-    def count(self, start: int) -> int:
-        return len(self._ends) - self._first(start)
-
-    def bounds(self, start: int, index: int) -> tuple[int, int]:
-        batch = self._first(start) + index
-        return int(self._ends[batch - 1]) if batch else 0, int(self._ends[batch])
-
-    def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        return self._order[begin:end]
 
     def share(self, positions: NDArray[np.int64], *, rank: int, world_size: int) -> tuple[int, int]:
         cuts = self._cuts(positions, world_size)
@@ -148,9 +131,6 @@ class TokenBatches:
             padding_fraction=1 - tokens / padded if padded else 0.0,
             slowest_over_mean=slowest / mean if mean else 1.0,
         )
-
-    def _first(self, start: int) -> int:
-        return int(np.searchsorted(self._ends, start, side="right"))
 
     def _cuts(self, batch: NDArray[np.int64], world_size: int) -> list[int]:
         """Bisect the cost that no share may exceed; the least one that is enough gives the shares."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.batch_job import BatchSource, ImageField
-from datapipe.batching import Batches, FixedBatches
-from datapipe.buckets import Balance, TokenBatches, TokenBuckets
+from datapipe.batching import Batches, Buckets, FixedBatches, Share
+from datapipe.buckets import Balance, TokenBatches
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
 from datapipe.loader_stats import LoaderMeter, LoaderStats
@@ -54,7 +54,7 @@ class Loader:
         view: View,
         *,
         batch_size: int | None = None,
-        buckets: TokenBuckets | None = None,
+        buckets: Buckets | None = None,
         image: ImageField | None = ImageField(size=(32, 32)),  # noqa: B008 - frozen
         tensors: Sequence[str] = (),
         columns: Sequence[str] = ("caption",),
@@ -71,7 +71,7 @@ class Loader:
         """Args:
         view: Rows to visit, from `store.select`.
         batch_size: Rows of a global batch, over all ranks; at least world_size.
-        buckets: Instead of batch_size: batches of rows of about one length, with a token budget.
+        buckets: Instead of batch_size: `TokenBuckets` for texts, `PixelBuckets` for pictures.
         image: How blobs become pixels; None leaves them alone.
         tensors: Names of tensor columns.
         columns: Names of metadata columns.
@@ -208,12 +208,12 @@ class Loader:
             yield batch
         self._epoch, self._consumed = epoch + 1, 0
 
-    def _shares(self, epoch: int, start: int) -> Iterator[NDArray[np.int64]]:
+    def _shares(self, epoch: int, start: int) -> Iterator[Share]:
         batches = self._batches(epoch)
         for index in range(batches.count(start)):
             positions = batches.take(*batches.bounds(start, index))
             low, high = batches.share(positions, rank=self._rank, world_size=self._world_size)
-            yield positions[low:high]
+            yield Share(positions=positions[low:high], image_size=batches.image_size(positions))
 
     def _cut_epoch(self, epoch: int) -> Batches:
         num_rows, num_samples = len(self._rows), self._num_samples
@@ -239,7 +239,7 @@ class Loader:
         return order if self._buckets is None else order ^ self._buckets.fingerprint()
 
 
-def _check_batch(batch_size: int | None, buckets: TokenBuckets | None, world_size: int) -> None:
+def _check_batch(batch_size: int | None, buckets: Buckets | None, world_size: int) -> None:
     if (batch_size is None) == (buckets is None):
         raise LoaderError(f"batch_size is {batch_size} and buckets are {buckets}; give one of them")
     if buckets is not None and buckets.multiple_of < world_size:
