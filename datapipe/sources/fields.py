@@ -82,7 +82,7 @@ class FieldMap:
         """Refuse a mapping to a column that a table with fixed columns does not have.
 
         Raises:
-            SourceError: Naming the table's columns and the nearest one.
+            SourceError: Naming the table's columns and the nearest one, or two that would become one.
         """
         found = list(names)
         for ours, theirs in self.mapping.items():
@@ -91,6 +91,10 @@ class FieldMap:
                     f"{place}: column {theirs!r} (mapped to {ours!r}) is not there; found {found}"
                     f"{nearest(theirs, found)}"
                 )
+        try:
+            self._plan_of(tuple(found))
+        except SourceError as error:
+            raise SourceError(f"{place}: {error}") from None
 
     def unseen(self) -> UnseenNames:
         """A check of the mapped fields for tables in which each row has its own columns."""
@@ -140,6 +144,7 @@ class FieldMap:
         columns = [(name, _free_name(renames.get(name, name))) for name in names if name not in taken]
         nested = [(theirs, _free_name(ours)) for theirs, ours in renames.items() if theirs not in names]
         columns += [pair for pair in nested if pair[0].partition(".")[0] in names]
+        _refuse_meeting(columns)
         singles = ("key", "image", "caption")
         used = [*chosen.values(), *(theirs for theirs, _ in columns)]
         return _Plan(
@@ -239,3 +244,15 @@ def _free_name(name: str) -> str:
     if not name:
         return "user_unnamed"  # the row numbers that pandas writes have no name
     return f"user_{name}" if name.casefold() in INDEX_COLUMNS else name
+
+
+def _refuse_meeting(columns: Iterable[tuple[str, str]]) -> None:
+    """Refuse two columns that get one name, as "row" and "user_row": one would take the other's place."""
+    owners: dict[str, str] = {}
+    for theirs, ours in columns:
+        other = owners.setdefault(ours, theirs)
+        if other != theirs:
+            raise SourceError(
+                f"columns {other!r} and {theirs!r} would both be stored as {ours!r}; map one of them to "
+                "another name, or rename it"
+            )

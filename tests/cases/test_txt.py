@@ -209,6 +209,20 @@ def test_txt_09_two_columns_of_one_name(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(("one", "other", "ours"), [("user_row", "row", "user_row"), ("m\0z", "mz", "mz")])
+def test_txt_09_two_columns_that_would_get_one_name(tmp_path: Path, one: str, other: str, ours: str) -> None:
+    row = {"image": "p.png", "caption": "x", one: "1", other: "2"}
+    (tmp_path / "p.png").write_bytes(png())
+    write_jsonl(tmp_path / "t.jsonl", [{"image": "p.png", "caption": "x"}, row])
+    with pytest.raises(SourceError, match=rf"t.jsonl:2: columns .* would both be stored as '{ours}'"):
+        run(tmp_path / "t.jsonl", tmp_path / "store")
+    if "\0" not in one:
+        (tmp_path / "t.csv").write_text(f"image,caption,{one},{other}\np.png,x,1,2\n")
+        with pytest.raises(SourceError, match=rf"t.csv: columns .* would both be stored as '{ours}'"):
+            run(tmp_path / "t.csv", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
 def test_txt_09_repeated_json_keys(tmp_path: Path) -> None:
     (tmp_path / "p.png").write_bytes(png())
     lines = ['{"caption": "a", "image": "p.png", "caption": "b"}', {"image": "p.png", "caption": "good"}]
