@@ -36,7 +36,7 @@ _THREADS = 2
 _SIDE = 224
 _BATCH = 64
 _PACKAGES = ("unirl", "numpy", "pillow", "simplejpeg", "torch", "xxhash", "lmdb", "av", "decord2")
-_MEMORY_LIMIT_MIB = 700
+_MEMORY_LIMIT_MIB = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,11 +251,14 @@ def _mds_seconds(python: Path, photos: Path, target: Path) -> float:
     return float(done.stdout.split()[-1])
 
 
+# The peak of getrusage is handed down from the process that started this one; VmHWM is not.
 _PEAK = """
-import json, resource, sys
+import json, re, sys
+from pathlib import Path
 from datapipe import ingest
 report = ingest(sys.argv[1], sys.argv[2], progress=False)
-print(json.dumps([report.num_added, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+status = Path("/proc/self/status").read_text()
+print(json.dumps([report.num_added, int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) / 1024]))
 """
 
 
