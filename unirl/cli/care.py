@@ -34,7 +34,10 @@ def verify(
     """
     with progress_bar("checking", as_json) as progress:
         opened = FeatureStore.open(store)
-        report = opened.verify(deep=_decoders() if deep else None, progress=progress)
+        decoders = _decoders() if deep else None
+        report = opened.verify(deep=decoders, progress=progress)
+    if decoders is not None and "video" not in decoders:
+        _tell_undecoded_videos(opened)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
     elif report.ok:
@@ -128,6 +131,14 @@ def _decoders() -> dict[str, Callable[[memoryview], object]]:
 
         decoders["video"] = partial(scan_video, max_pixels=_MAX_PIXELS)
     return decoders
+
+
+def _tell_undecoded_videos(store: FeatureStore) -> None:
+    if store.columns.get("modality") == "VARCHAR":
+        count = len(store.select("starts_with(modality, 'video')"))
+        if count:
+            text = f"{count} videos were not decoded: PyAV is not installed; `pip install 'unirl[video]'`"
+            typer.echo(text, err=True)
 
 
 def _print_repair(report: RepairReport, *, dry_run: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 from pathlib import Path
@@ -179,3 +180,13 @@ def test_a_store_behind_a_url_is_read(store: FeatureStore, tmp_path: Path) -> No
     assert call("verify", url).exit_code == 0
     assert call("export", url, tmp_path / "out").output.startswith("8 rows in ")
     assert isinstance(call("compact", url).exception, StorageError)
+
+
+def test_a_deep_check_tells_of_videos_that_it_cannot_decode(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append([{"key": "clip", "blob": b"frames", "modality": "video+text", "width": 9}])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = call("verify", store.path, "--deep")
+    assert result.exit_code == 0 and "8 blobs decode" in result.stdout
+    assert "1 videos were not decoded" in result.stderr and "unirl[video]" in result.stderr
