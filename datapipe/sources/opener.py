@@ -41,6 +41,8 @@ def open_sources(
 ) -> list[Source]:
     """Open every file that the paths and patterns name; each tar and each table is a source of its own.
 
+    A source that is named twice is opened once, in the first of its places.
+
     Args:
         specs: Paths, URLs that fsspec knows, or patterns of them with braces (`s-{000..012}.tar`, expanded
             as WebDataset does) and stars.
@@ -74,7 +76,10 @@ def open_sources(
         raise SourceError(f"a source cannot be reached: {error}") from error
     if not sources:
         raise SourceError("no source given; name a folder, a tar or a table")
-    return sources
+    found: dict[str, Source] = {}
+    for source in sources:
+        found.setdefault(source.name, source)  # patterns may overlap
+    return list(found.values())
 
 
 def _open_files(

@@ -59,6 +59,17 @@ def test_several_sources_and_joined_patterns(root: Path) -> None:
     assert [Path(source.name).name for source in found] == ["photos", "s-000.tar", "s-001.tar"]
 
 
+def test_a_source_that_is_named_twice_is_opened_once(root: Path) -> None:
+    specs = [
+        root / "tars" / "s-001.tar",
+        f"{root}/tars/*.tar",
+        root / "photos",
+        root / "tables" / ".." / "photos",
+    ]
+    names = [source.name.rpartition("/")[2] for source in open_sources(specs)]
+    assert names == ["s-001.tar", "s-000.tar", "photos"]
+
+
 def test_names_do_not_depend_on_the_working_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     assert open_sources(["photos"])[0].name == open_sources([root / "photos"])[0].name
