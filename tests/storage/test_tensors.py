@@ -40,6 +40,17 @@ def test_rows_are_64_byte_aligned_and_arrow_reads_them(filled, codes_of):
     assert filled.tensor("codes")[0:5].ctypes.data % 64 == 0
 
 
+def test_rows_are_aligned_whatever_the_header_is(empty):
+    """A header is longer with a longer name, another dtype or more axes."""
+    tensors = {"a" * n: np.full((1,) * (n % 4), n, np.uint8 if n % 2 else np.float64) for n in range(1, 41)}
+    empty.append([{"key": "a", "tensors": tensors}, {"key": "b", "tensors": tensors}])
+    store = empty.refresh()
+    for name, array in tensors.items():
+        file = store.snapshot.parts[0].tensors[name]
+        assert file.offset % 64 == 0 and store.tensor(name)[0:2].ctypes.data % 64 == 0
+        assert np.array_equal(store.tensor(name)[0:2], [array, array])
+
+
 def test_views_copy_nothing_and_may_be_written_to(filled, codes_of):
     column = filled.tensor("codes")
     view = column[10:20]
