@@ -121,12 +121,12 @@ def observe_table(path: SourcePath, fields: FieldMap, kinds: ColumnKinds) -> Non
         if isinstance(row, Row):
             unseen.look(row.values)
             try:
-                columns = arrange(row.values, fields).columns
+                own = arrange(row.values, fields).columns
             except DecodeError:
                 continue  # reported when the sample is read
             except SourceError as error:
                 raise SourceError(f"{row.place}: {error}") from None
-            kinds.observe(columns, row.place)
+            kinds.observe(own, row.place)
     unseen.refuse(str(path))
 
 
