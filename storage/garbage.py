@@ -59,7 +59,7 @@ def collect_garbage(backend: Backend, *, grace_s: float, keep_last: int | None) 
     report = GcReport(
         removed=sorted(file.path for file in removed), bytes=sum(file.bytes for file in removed)
     )
-    logger.info("gc of %s removed %d files, %d bytes", backend.url, len(report.removed), report.bytes)
+    logger.debug("gc of %s removed %d files, %d bytes", backend.url, len(report.removed), report.bytes)
     return report
 
 

@@ -46,6 +46,7 @@ def log(store: StorePath, as_json: AsJson = False) -> None:
     for name in rows[0]:
         table.add_column(name, no_wrap=name not in ("tags", "message"), overflow="fold")
     for row in rows:
+        row["created"] = str(row["created"])[:19] + "Z"  # to the second
         table.add_row(*(escape(", ".join(v) if isinstance(v, list) else str(v)) for v in row.values()))
     Console(soft_wrap=True).print(table)
 
