@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def copy_rows(source: np.ndarray, rows: np.ndarray, out: np.ndarray, positions: 
         _copy_piece(source, rows, out, positions, row_bytes)
         return
     bounds = [len(rows) * i // num_pieces for i in range(num_pieces + 1)]
-    pieces = [slice(start, end) for start, end in zip(bounds, bounds[1:])]
+    pieces = [slice(start, end) for start, end in pairwise(bounds)]
 
     def copy(piece: slice) -> None:
         if isinstance(positions, slice):
