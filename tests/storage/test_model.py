@@ -160,7 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
             return view.rows * 3
 
         if not self.model.lacking():
-            with pytest.raises(TensorColumnError, match="already|no rows yet"):
+            with pytest.raises(TensorColumnError, match=r"already|no rows yet"):
                 self.store.add_column(self.model.feature, compute, dtype="int64", shape=())
             return
         self.store.add_column(self.model.feature, compute, dtype="int64", shape=(), workers=workers)
