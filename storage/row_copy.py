@@ -13,7 +13,7 @@ import numpy as np
 __all__ = ["copy_rows"]
 
 _LARGE_ROW_BYTES = 2048
-_PIECE_BYTES = 1 << 19
+_PIECE_BYTES = 4 << 20
 _MAX_THREADS = 4
 
 

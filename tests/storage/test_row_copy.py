@@ -5,7 +5,13 @@ import os
 import numpy as np
 import pytest
 
+from storage import row_copy
 from storage.row_copy import copy_rows
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(row_copy, "_PIECE_BYTES", 1 << 19)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
