@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datapipe.errors import DecodeError
 
-__all__ = ["sniff_image_format"]
+__all__ = ["AVIF_BRANDS", "HEIC_BRANDS", "sniff_image_format"]
 
 _HEAD_BYTES = 64
 
@@ -36,8 +36,8 @@ _NOT_PICTURES: tuple[tuple[bytes, str, str], ...] = (
     (b"version https://git-lfs", "lfs_pointer", "a Git LFS pointer; run `git lfs pull` first"),
 )
 
-_AVIF_BRANDS = frozenset({b"avif", b"avis"})
-_HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
+AVIF_BRANDS = frozenset({b"avif", b"avis"})
+HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 
 
 def sniff_image_format(data: bytes | memoryview) -> str:
@@ -76,9 +76,9 @@ def _sniff_iso_media(head: bytes) -> str:
     size = int.from_bytes(head[:4], "big")
     listed = head[16 : min(max(size, 16), len(head))]
     brands = {head[8:12]} | {listed[i : i + 4] for i in range(0, len(listed) - 3, 4)}
-    if brands & _AVIF_BRANDS:
+    if brands & AVIF_BRANDS:
         return "AVIF"
-    if brands & _HEIC_BRANDS:
+    if brands & HEIC_BRANDS:
         return "HEIF"
     raise DecodeError("video", f"an MP4-like video with brand {head[8:12].decode('latin-1')!r}")
 

@@ -15,7 +15,15 @@ from datapipe.sources.record import Fault
 from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row, check_unique_names
 
-__all__ = ["Batch", "arrow_schema", "check_batch", "read_arrow_batches", "read_arrow_rows", "rows_of_batch"]
+__all__ = [
+    "Batch",
+    "arrow_schema",
+    "check_batch",
+    "read_arrow_batches",
+    "read_arrow_rows",
+    "rows_of_batch",
+    "rows_of_batches",
+]
 
 _BATCH_BYTES: Final = 8 * 2**20
 _MAX_BATCH_ROWS: Final = 4096
@@ -47,11 +55,7 @@ def read_arrow_rows(path: SourcePath) -> Iterator[Row | Fault]:
     Raises:
         SourceError: See arrow_schema.
     """
-    for batch in read_arrow_batches(path):
-        if isinstance(batch, Fault):
-            yield batch
-        else:
-            yield from rows_of_batch(batch.batch, path, batch.number)
+    yield from rows_of_batches(read_arrow_batches(path), path)
 
 
 def read_arrow_batches(path: SourcePath) -> Iterator[Batch | Fault]:
@@ -107,6 +111,15 @@ def check_batch(batch: pa.RecordBatch) -> None:
     """
     for column in batch.columns:
         _check_memory(column)
+
+
+def rows_of_batches(batches: Iterator[Batch | Fault], path: SourcePath) -> Iterator[Row | Fault]:
+    """The rows of all batches; faults among the batches are passed on."""
+    for batch in batches:
+        if isinstance(batch, Fault):
+            yield batch
+        else:
+            yield from rows_of_batch(batch.batch, path, batch.number)
 
 
 def rows_of_batch(batch: pa.RecordBatch, path: SourcePath, number: int) -> Iterator[Row | Fault]:

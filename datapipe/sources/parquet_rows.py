@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from datapipe.errors import SourceError
-from datapipe.sources.arrow_rows import Batch, check_batch, rows_of_batch
+from datapipe.sources.arrow_rows import Batch, check_batch, rows_of_batches
 from datapipe.sources.compression import open_binary
 from datapipe.sources.record import Fault
 from datapipe.sources.remote import SourcePath
@@ -47,11 +47,7 @@ def read_parquet_rows(path: SourcePath) -> Iterator[Row | Fault]:
     Raises:
         SourceError: See parquet_schema.
     """
-    for batch in read_parquet_batches(path):
-        if isinstance(batch, Fault):
-            yield batch
-        else:
-            yield from rows_of_batch(batch.batch, path, batch.number)
+    yield from rows_of_batches(read_parquet_batches(path), path)
 
 
 def read_parquet_batches(path: SourcePath) -> Iterator[Batch | Fault]:

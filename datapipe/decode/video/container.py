@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
+from datapipe.decode.sniff import AVIF_BRANDS, HEIC_BRANDS
 from datapipe.decode.video.boxes import boxes_of_file
 from datapipe.errors import DecodeError
 
@@ -16,9 +17,6 @@ _TS_PACKET: Final = 188
 
 # Boxes that a QuickTime file without `ftyp` may start with.
 _OLD_MOV_BOXES: Final = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
-_PICTURE_BRANDS: Final = frozenset(
-    {b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
-)
 _MAGIC: Final[tuple[tuple[bytes, str, str], ...]] = (
     (b"FLV", "flv", "flv"),
     (b"OggS", "ogg", "ogg"),
@@ -60,7 +58,7 @@ def sniff_container(data: bytes | memoryview) -> Container | None:
     if head[4:8] == b"ftyp":
         size = max(16, min(int.from_bytes(head[:4], "big"), len(head)))
         brands = {head[8:12], *(head[at : at + 4] for at in range(16, size - 3, 4))}
-        if brands & _PICTURE_BRANDS:
+        if brands & (AVIF_BRANDS | HEIC_BRANDS):
             return None
         return _found("mov" if head[8:12] == b"qt  " else "mp4", "mov")
     if head[4:8] in _OLD_MOV_BOXES:
