@@ -54,7 +54,7 @@ def _arrow() -> bytes:
 FILES = [
     ("t.tar", _tar(tarfile.PAX_FORMAT)),
     ("t.tar", _tar(tarfile.GNU_FORMAT)),
-    ("t.tar.gz", gzip.compress(_tar(tarfile.PAX_FORMAT))),
+    ("t.tar.gz", gzip.compress(_tar(tarfile.PAX_FORMAT), mtime=0)),
     ("t.parquet", _parquet()),
     ("t.arrow", _arrow()),
     ("t.csv", b'image,caption,n\na.jpg,"one, two",1\nb.jpg,three,2\n' * 3),
@@ -64,7 +64,7 @@ FILES = [
         + zstandard.compress(_tar(tarfile.GNU_FORMAT)[3000:]),
     ),
     ("t.txt", b"\xef\xbb\xbfone\r\ntwo\n\nthree"),
-    ("t.csv.gz", gzip.compress(b"prompt,n\none,1\ntwo,2\n")),
+    ("t.csv.gz", gzip.compress(b"prompt,n\none,1\ntwo,2\n", mtime=0)),
     (
         "t.json",
         json.dumps(

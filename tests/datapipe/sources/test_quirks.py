@@ -163,7 +163,7 @@ EMPTY = tar()
     [
         ("s.tar", b"", ["empty"]),
         ("s.tar", EMPTY, []),
-        ("s.tar.gz", gzip.compress(EMPTY), []),
+        ("s.tar.gz", gzip.compress(EMPTY, mtime=0), []),
         ("s.tar.zst", b"", ["empty"]),
         ("s.tar", b"PK\x03\x04 a zip under another name" * 40, ["bad_tar_header"]),
         ("s.tar", b"<html>not found</html>", ["bad_tar_header"]),
@@ -171,9 +171,13 @@ EMPTY = tar()
         ("s.tar.gz", tar(*PAIR), []),  # the suffix says gz, the content is plain
         ("s.tar", zstandard.compress(tar(*PAIR)), []),  # and the other way round
         ("s.tar.bz2", bz2.compress(tar(*PAIR)), []),
-        ("s.tar.gz", gzip.compress(tar(*PAIR)) + b"garbage", ["truncated_tar"]),
-        ("s.tar.gz", gzip.compress(tar(*PAIR)) + b"\0" * 512, []),
-        ("s.tar.gz", gzip.compress(tar(*PAIR)[:1024]) + gzip.compress(tar(*PAIR)[1024:]), []),
+        ("s.tar.gz", gzip.compress(tar(*PAIR), mtime=0) + b"garbage", ["truncated_tar"]),
+        ("s.tar.gz", gzip.compress(tar(*PAIR), mtime=0) + b"\0" * 512, []),
+        (
+            "s.tar.gz",
+            gzip.compress(tar(*PAIR)[:1024], mtime=0) + gzip.compress(tar(*PAIR)[1024:], mtime=0),
+            [],
+        ),
         ("s.tar.zst", zstandard.compress(tar(*PAIR)[:700]) + zstandard.compress(tar(*PAIR)[700:]), []),
         ("s.tar.zst", zstandard.compress(tar(*PAIR))[:-9], ["truncated_tar"]),
         ("s.tar.zst", zstandard.compress(tar(*PAIR)) + b"garbage", ["truncated_tar"]),
@@ -310,11 +314,14 @@ def test_a_nul_near_the_start_makes_no_wide_text(tmp_path: Path) -> None:
 
 def test_packed_tables_that_are_cut(tmp_path: Path) -> None:
     lines = b"".join(b'{"caption": "%d"}\n' % hash((index, 7)) for index in range(40_000))
-    for name, packed in (("t.jsonl.gz", gzip.compress(lines)), ("t.jsonl.zst", zstandard.compress(lines))):
+    for name, packed in (
+        ("t.jsonl.gz", gzip.compress(lines, mtime=0)),
+        ("t.jsonl.zst", zstandard.compress(lines)),
+    ):
         (tmp_path / name).write_bytes(packed[: len(packed) // 2])
         assert reasons(tmp_path / name) == ["bad_json"], name
     with pytest.raises(SourceError, match="unknown kind"):
-        (tmp_path / "t.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
+        (tmp_path / "t.parquet.gz").write_bytes(gzip.compress(b"PAR1", mtime=0))
         items(tmp_path / "t.parquet.gz")
 
 

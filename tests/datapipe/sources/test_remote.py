@@ -49,11 +49,11 @@ def parquet_bytes() -> bytes:
 
 FILES = {
     "s-0.tar": tar_bytes("a", "b"),
-    "s-1.tar.gz": gzip.compress(tar_bytes("c")),
+    "s-1.tar.gz": gzip.compress(tar_bytes("c"), mtime=0),
     "s-2.tar.zst": zstandard.compress(tar_bytes("d")),
     "t.parquet": parquet_bytes(),
     "t.csv": b"image,caption\npics/1.png,one\npics/lost.png,two\n../out.png,three\n",
-    "u.jsonl.gz": gzip.compress(b'{"text": "x", "key": "k"}\n'),
+    "u.jsonl.gz": gzip.compress(b'{"text": "x", "key": "k"}\n', mtime=0),
     "p.txt": b"first prompt\nsecond prompt\n",
     "pics/1.png": b"picture 1",
     "pics/1.txt": b"first",
