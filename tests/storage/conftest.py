@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import importlib.util
+import multiprocessing
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from storage import FeatureStore
+
+_PROGRAMS = "killed_programs"
 
 
 def sample_blob(i: int) -> bytes:
@@ -64,3 +71,23 @@ def blob_of() -> Callable[[int], bytes]:
 @pytest.fixture
 def codes_of() -> Callable[[int], np.ndarray]:
     return sample_codes
+
+
+@pytest.fixture(scope="module")
+def killed_programs() -> ModuleType:
+    """The programs that the kill tests run in children, by the name under which the children find them."""
+    spec = importlib.util.spec_from_file_location(_PROGRAMS, Path(__file__).with_name(f"{_PROGRAMS}.py"))
+    programs = sys.modules[_PROGRAMS] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(programs)
+    return programs
+
+
+@pytest.fixture(scope="module")
+def forkserver() -> Iterator[ForkServerContext]:
+    """Children that start in milliseconds and have no threads of ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.syspath_prepend(str(Path(__file__).parent))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([_PROGRAMS])
+        yield context

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
 import random
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,23 +10,6 @@ import numpy as np
 import pytest
 
 from storage import ColumnTypeError, DuplicateKeyError, FeatureStore, TensorColumnError
-
-_NAME = "killed_writer"
-_spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name(f"{_NAME}.py"))
-killed_writer = importlib.util.module_from_spec(_spec)
-sys.modules[_NAME] = killed_writer
-_spec.loader.exec_module(killed_writer)
-
-
-@pytest.fixture(scope="module")
-def forkserver():
-    """Children that start in milliseconds and have no threads of ours."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        patch.syspath_prepend(str(Path(__file__).parent))
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([_NAME])
-        yield context
 
 
 def check_whole(path: Path) -> FeatureStore:
@@ -51,12 +31,14 @@ def check_whole(path: Path) -> FeatureStore:
     ("action", "stride"),
     [("append", 9), ("column", 4), pytest.param("append", 1, marks=pytest.mark.slow)],
 )
-def test_a_kill_at_any_step_leaves_the_last_snapshot_whole(tmp_path, forkserver, action, stride):
+def test_a_kill_at_any_step_leaves_the_last_snapshot_whole(
+    tmp_path, forkserver, killed_programs, action, stride
+):
     path = FeatureStore.create(tmp_path / "store").path
-    killed_writer.append(path, 0, 20)
+    killed_programs.append(path, 0, 20)
     step = killed = 0
     while True:
-        child = forkserver.Process(target=killed_writer.killed_at_step, args=(action, path, step))
+        child = forkserver.Process(target=killed_programs.killed_at_step, args=(action, path, step))
         child.start()
         child.join()
         if child.exitcode == 0:
@@ -77,14 +59,14 @@ def test_a_kill_at_any_step_leaves_the_last_snapshot_whole(tmp_path, forkserver,
 
 
 @pytest.mark.slow
-def test_two_writers_killed_at_random_lose_nothing(tmp_path, forkserver):
+def test_two_writers_killed_at_random_lose_nothing(tmp_path, forkserver, killed_programs):
     path = FeatureStore.create(tmp_path / "store").path
-    killed_writer.append(path, 0, 10)
+    killed_programs.append(path, 0, 10)
     seen = 10
     rng = random.Random(0)
     for round_number in range(6):
         children = [
-            forkserver.Process(target=killed_writer.append_for_ever, args=(path, 1 + 2 * round_number + i))
+            forkserver.Process(target=killed_programs.append_for_ever, args=(path, 1 + 2 * round_number + i))
             for i in range(2)
         ]
         for child in children:
@@ -102,9 +84,9 @@ def test_two_writers_killed_at_random_lose_nothing(tmp_path, forkserver):
     check_whole(path)
 
 
-def test_racing_writers_all_get_in(tmp_path, forkserver):
+def test_racing_writers_all_get_in(tmp_path, forkserver, killed_programs):
     path = FeatureStore.create(tmp_path / "store").path
-    children = [forkserver.Process(target=killed_writer.append_some, args=(path, i, 5)) for i in range(3)]
+    children = [forkserver.Process(target=killed_programs.append_some, args=(path, i, 5)) for i in range(3)]
     for child in children:
         child.start()
     for child in children:
@@ -115,8 +97,10 @@ def test_racing_writers_all_get_in(tmp_path, forkserver):
     assert [s.parent for s in store.snapshots()][1:] == list(range(15))
 
 
-def test_racing_threads_all_get_in(empty):
-    threads = [threading.Thread(target=killed_writer.append_some, args=(empty.path, i, 4)) for i in range(4)]
+def test_racing_threads_all_get_in(empty, killed_programs):
+    threads = [
+        threading.Thread(target=killed_programs.append_some, args=(empty.path, i, 4)) for i in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,62 +2,47 @@
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
 import shutil
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from storage import FeatureStore
 
-_NAME = "killed_care"
-_spec = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name(f"{_NAME}.py"))
-killed_care = importlib.util.module_from_spec(_spec)
-sys.modules[_NAME] = killed_care
-_spec.loader.exec_module(killed_care)
 
+@pytest.fixture
+def kills(forkserver, killed_programs) -> Callable[[str, Path, Path, int], Iterator[Path]]:
+    """Gives a copy of a store after a kill at each step of an action, and at last after none."""
 
-@pytest.fixture(scope="module")
-def forkserver():
-    """Children that start in milliseconds and have no threads of ours."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        patch.syspath_prepend(str(Path(__file__).parent))
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([_NAME])
-        yield context
+    def run(action: str, source: Path, path: Path, stride: int) -> Iterator[Path]:
+        step = killed = 0
+        while True:
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.copytree(source, path)
+            child = forkserver.Process(target=killed_programs.killed_at_step, args=(action, path, step))
+            child.start()
+            child.join()
+            yield path
+            if child.exitcode == 0:
+                break
+            assert child.exitcode == -signal.SIGKILL
+            killed += 1
+            step += stride
+        assert killed > 2
 
-
-def kills(forkserver, action: str, source: Path, path: Path, stride: int) -> Iterator[Path]:
-    """A copy of the store after a kill at each step, and at last after none."""
-    step = killed = 0
-    while True:
-        shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(source, path)
-        child = forkserver.Process(target=killed_care.killed_at_step, args=(action, path, step))
-        child.start()
-        child.join()
-        yield path
-        if child.exitcode == 0:
-            break
-        assert child.exitcode == -signal.SIGKILL
-        killed += 1
-        step += stride
-    assert killed > 2
+    return run
 
 
 @pytest.mark.parametrize(
     ("action", "stride", "sizes"),
     [("seal", 27, {100, 120}), ("import", 13, {100, 160}), ("compact", 17, {100})],
 )
-def test_all_or_nothing(filled, tmp_path, filler, forkserver, action, stride, sizes):
+def test_all_or_nothing(filled, tmp_path, filler, kills, action, stride, sizes):
     other = filler(FeatureStore.create(tmp_path / "other"), 200, 260)
     other.export(None, tmp_path / "out", "parquet")
-    for path in kills(forkserver, action, filled.path, tmp_path / "copy", stride):
+    for path in kills(action, filled.path, tmp_path / "copy", stride):
         store = FeatureStore.open(path)
         report = store.verify()
         assert report.ok, report.problems
@@ -67,8 +52,8 @@ def test_all_or_nothing(filled, tmp_path, filler, forkserver, action, stride, si
     assert len(FeatureStore.open(path)) == max(sizes)
 
 
-def test_a_killed_export_has_no_name(filled, tmp_path, forkserver):
-    for path in kills(forkserver, "export", filled.path, tmp_path / "copy", 6):
+def test_a_killed_export_has_no_name(filled, tmp_path, kills):
+    for path in kills("export", filled.path, tmp_path / "copy", 6):
         if (path / "exported").exists():
             back = FeatureStore.create(tmp_path / "back", exist_ok=True)
             if not len(back):
@@ -76,7 +61,7 @@ def test_a_killed_export_has_no_name(filled, tmp_path, forkserver):
     assert len(back.refresh()) == 100
 
 
-def test_a_killed_repair_loses_nothing_more(filled, tmp_path, forkserver):
+def test_a_killed_repair_loses_nothing_more(filled, tmp_path, kills):
     part = filled.snapshot.parts[0]
     offset = int(filled.part(0).keys("never").blob_offset[7])
     blobs = filled.path / part.blobs.path
@@ -85,7 +70,7 @@ def test_a_killed_repair_loses_nothing_more(filled, tmp_path, forkserver):
     data[offset] ^= 1
     blobs.write_bytes(data)
     wanted = [f"k{i:05d}" for i in range(100) if i != 7]
-    for path in kills(forkserver, "repair", filled.path, tmp_path / "copy", 19):
+    for path in kills("repair", filled.path, tmp_path / "copy", 19):
         store = FeatureStore.open(path)
         assert len(store) in (99, 100)
         copies = [file.read_bytes() for file in path.rglob("data.mdb")]

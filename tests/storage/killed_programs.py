@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from storage import FeatureStore
+from storage import FeatureStore, SealedPart, repair_store
 
 _STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"}
 
@@ -28,6 +28,35 @@ def add_column(path: Path, name: str) -> None:
     FeatureStore.open(path).add_column(name, compute, dtype="int64", shape=())
 
 
+def seal_and_publish(path: Path) -> None:
+    records = []
+    for start in (1000, 1010):
+        with FeatureStore.open(path).part_writer() as writer:
+            for i in range(start, start + 10):
+                writer.add(f"k{i}", b"blob", width=i)
+        records.append(writer.sealed.to_json())
+    FeatureStore.open(path).publish_parts(map(SealedPart.from_json, records))
+
+
+def import_folder(path: Path) -> None:
+    FeatureStore.open(path).import_rows(path.with_name("out"), part_bytes=1)
+
+
+def export_folder(path: Path) -> None:
+    FeatureStore.open(path).export(None, path / "exported", "parquet")
+
+
+ACTIONS = {
+    "append": lambda path: append(path, 1000, 20),
+    "column": lambda path: add_column(path, "late"),
+    "seal": seal_and_publish,
+    "import": import_folder,
+    "export": export_folder,
+    "repair": repair_store,
+    "compact": lambda path: FeatureStore.open(path).compact(),
+}
+
+
 def killed_at_step(action: str, path: Path, step: int) -> None:
     """Run an action and die at its step-th touch of the file system; exit code 0 when it has fewer steps."""
     left = step
@@ -40,10 +69,7 @@ def killed_at_step(action: str, path: Path, step: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    if action == "append":
-        append(path, 1000, 20)
-    else:
-        add_column(path, "late")
+    ACTIONS[action](path)
 
 
 def append_for_ever(path: Path, name: int) -> None:
