@@ -92,13 +92,7 @@ def _conversation(picked: PickedRow, beside: list[Medium]) -> Arranged:
     others = picked.others
     messages, media = read_messages(others["messages"], beside, system=others.get("system", MISSING))
     own: dict[str, object] = {"messages": messages_text(messages), "num_media": len(media)}
-    return Arranged(
-        key=picked.key,
-        media=tuple(media),
-        caption=picked.caption,
-        columns=_joined(picked.columns, own),
-        optional=_MEDIA if media else _TEXT,
-    )
+    return _texts_with_media(picked, media, own)
 
 
 def _is_media_pair(picked: PickedRow) -> bool:
@@ -123,6 +117,10 @@ def _text_pair(picked: PickedRow, beside: list[Medium]) -> Arranged:
     prompt, chosen, rejected = (picked.others.get(name, MISSING) for name in ("prompt", "chosen", "rejected"))
     pair, media = read_text_pair(prompt, chosen, rejected, beside)
     own = pair | ({"num_media": len(media)} if len(media) > 1 else {})
+    return _texts_with_media(picked, media, own)
+
+
+def _texts_with_media(picked: PickedRow, media: Sequence[Medium], own: dict[str, object]) -> Arranged:
     return Arranged(
         key=picked.key,
         media=tuple(media),
