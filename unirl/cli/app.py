@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 
 from datapipe import DataError
 from storage import StorageError
-from unirl.cli import bench, care, data, exchange, history, models, runs
+from unirl.cli import bench, care, data, exchange, history, models, rewards, runs
 from unirl.errors import UniRLError
 
 __all__ = ["app", "main"]
@@ -43,9 +43,10 @@ for name, command in commands.items():
     app.command(name)(command)
 for name, command in bench.COMMANDS.items():
     bench_app.command(name)(command)
+for name, command in rewards.COMMANDS.items():
+    reward_app.command(name)(command)
 tokenizer_app.command("train")(models.train_tokenizer)
 tokenizer_app.command("encode")(models.encode)
-reward_app.command("train")(models.train_reward)
 app.add_typer(bench_app, name="bench")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(reward_app, name="reward")

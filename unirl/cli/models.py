@@ -1,4 +1,4 @@
-"""`unirl tokenizer`, `unirl sft` and `unirl reward`: models trained from a store.
+"""`unirl tokenizer` and `unirl sft`: models trained from a store.
 
 torch and transformers take seconds to import, so these commands import them when they run.
 """
@@ -13,7 +13,7 @@ import typer
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
-__all__ = ["encode", "sft", "train_reward", "train_tokenizer"]
+__all__ = ["encode", "sft", "train_tokenizer"]
 
 StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
 OutPath = Annotated[Path, typer.Option("--out", help="New folder for the model.")]
@@ -94,33 +94,6 @@ def sft(
             seed=seed,
         )
     typer.echo(f"{out}: text loss {report.text_loss:.3f}, image loss {report.image_loss:.3f} nats a token")
-
-
-def train_reward(
-    store: StorePath,
-    out: OutPath,
-    where: Where = "true",
-    steps: Steps = 400,
-    batch_size: BatchSize = 64,
-    learning_rate: LearningRate = 5e-3,
-    image_size: Annotated[int, typer.Option(min=8, help="Side to which pictures are scaled.")] = 32,
-    seed: Seed = 0,
-) -> None:
-    """Train a yes/no reward: does this picture show this caption?"""
-    from unirl.rewards import train_from_store
-
-    with new_directory(out) as folder:
-        report = train_from_store(
-            store,
-            folder,
-            where=where,
-            image_size=(image_size, image_size),
-            steps=steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-        )
-    typer.echo(f"{out}: {report.accuracy:.1%} right on pictures held out from training")
 
 
 def _there(path: Path) -> Path:
