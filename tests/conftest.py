@@ -6,6 +6,8 @@ import os
 
 from hypothesis import settings
 
+import unirl  # noqa: F401  (declares torchvision's operators before a test imports transformers)
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
