@@ -13,9 +13,12 @@ from datapipe.batching import CutBatches, cut_windows
 from datapipe.errors import LoaderError
 from datapipe.order import Positions
 
-__all__ = ["Balance", "TokenBatches", "TokenBuckets"]
+__all__ = ["EVEN_LIMIT", "Balance", "TokenBatches", "TokenBuckets"]
 
 _BISECTIONS: Final = 40
+EVEN_LIMIT: Final = 1.05
+"""Most that the slowest rank of a step shall cost, over the mean of the ranks."""
+_ENOUGH_ROWS: Final = 16  # a rank with so many rows of a batch is evened out by giving it more or fewer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,15 +30,19 @@ class Balance:
     slowest_over_mean: (
         float  # sum over batches of the slowest rank's cost over that of the mean cost, 1 or more
     )
+    even_fraction: float  # share of the batches whose slowest rank costs at most 1.05 x the mean, 0..1
+    worst_over_mean: float  # slowest rank's cost over the mean cost in the least even batch, 1 or more
 
 
 class TokenBuckets:
     """Cuts an epoch into batches of neighbours in length.
 
     Windows of 16,384 samples of the order are sorted by length, cut so that rows x longest row is at most the
-    budget, and the batches of a window change places. What does not fill a batch moves on to the next window.
-    Batches follow from (seed, epoch) and not from ranks. Inside a batch, ranks get neighbours in length, cut
-    so that the costliest share is as cheap as can be. Cost of a padded row: length^2 + linear x length.
+    budget, and the batches of a window change places. A batch of few rows that differ too much in cost to be
+    shared evenly is made smaller; a row that is too long for all its neighbours, and what does not fill a
+    batch, moves on to the next window. Batches follow from (seed, epoch) and not from ranks. Inside a batch,
+    ranks get neighbours in length, cut so that the costliest share is as cheap as can be. Cost of a padded
+    row: length^2 + linear x length.
     """
 
     def __init__(
@@ -76,31 +83,50 @@ class TokenBuckets:
         if num_rows != len(self.lengths):
             raise LoaderError(f"there are {len(self.lengths)} lengths for a view of {num_rows} rows")
         batches, left = cut_windows(positions, num_samples, seed=seed, epoch=epoch, cut=self._cut)
+        forced, left = self._cut(left, must_be_even=False)
+        batches += forced
         if len(left) and not drop_last:
             batches.append(left)
         return TokenBatches(self, batches)
 
     def fingerprint(self) -> int:
         """Of the lengths and of all settings."""
-        settings = f"{self.token_budget} {self.multiple_of} {self.linear}".encode()
+        settings = f"even {self.token_budget} {self.multiple_of} {self.linear}".encode()
         return zlib.crc32(self.lengths.tobytes(), zlib.crc32(settings))
 
     def cost(self, length: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cost of a row padded to a length, in units of length squared."""
         return length.astype(np.float64) * (length + self.linear)
 
-    def _cut(self, pool: NDArray[np.int64]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+    def _cut(
+        self, pool: NDArray[np.int64], *, must_be_even: bool = True
+    ) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """Full batches of a pool, and the rest; both from long to short."""
         pool = pool[np.argsort(-self.lengths[pool], kind="stable")]
         lengths = self.lengths[pool]
-        batches, begin = [], 0
+        costs = self.cost(lengths)
+        batches, passed_over, begin = [], [], 0
         while begin < len(pool):
-            size = self.token_budget // int(lengths[begin]) // self.multiple_of * self.multiple_of
-            if begin + size > len(pool):
+            most = self.token_budget // int(lengths[begin]) // self.multiple_of * self.multiple_of
+            if begin + most > len(pool):
                 break
-            batches.append(pool[begin : begin + size])
-            begin += size
-        return batches, pool[begin:]
+            size = self._even_size(costs[begin : begin + most]) if must_be_even else most
+            if size:
+                batches.append(pool[begin : begin + size])
+            else:
+                passed_over.append(begin)
+            begin += size or 1
+        return batches, pool[[*passed_over, *range(begin, len(pool))]]
+
+    def _even_size(self, costs: NDArray[np.float64]) -> int:
+        """The most rows, a multiple of `multiple_of`, that so many ranks share evenly; 0 for none."""
+        if len(costs) >= _ENOUGH_ROWS * self.multiple_of:
+            return len(costs)
+        for size in range(len(costs), 0, -self.multiple_of):
+            dearest = costs[: size : size // self.multiple_of]
+            if dearest[0] <= EVEN_LIMIT * dearest.mean():
+                return size
+        return 0
 
 
 class TokenBatches(CutBatches):
@@ -117,7 +143,7 @@ class TokenBatches(CutBatches):
     def balance(self, world_size: int) -> Balance:
         """Padding and balance of the whole epoch on some number of ranks."""
         tokens = int(self._buckets.lengths[self._order].sum())
-        padded, slowest, mean = 0, 0.0, 0.0
+        padded, slowest, mean = 0, [], []
         for index in range(len(self._ends)):
             batch = self.take(*self.bounds(0, index))
             cuts = np.array(self._cuts(batch, world_size))
@@ -125,11 +151,15 @@ class TokenBatches(CutBatches):
             longest = self._buckets.lengths[batch[np.minimum(cuts[:-1], len(batch) - 1)]]
             costs = sizes * self._buckets.cost(longest)
             padded += int((sizes * longest).sum())
-            slowest, mean = slowest + float(costs.max()), mean + float(costs.mean())
+            slowest.append(float(costs.max()))
+            mean.append(float(costs.mean()))
+        ratios = np.array(slowest) / np.array(mean)
         return Balance(
-            num_batches=len(self._ends),
+            num_batches=len(ratios),
             padding_fraction=1 - tokens / padded if padded else 0.0,
-            slowest_over_mean=slowest / mean if mean else 1.0,
+            slowest_over_mean=sum(slowest) / sum(mean) if mean else 1.0,
+            even_fraction=float((ratios <= EVEN_LIMIT).mean()) if mean else 1.0,
+            worst_over_mean=float(ratios.max(initial=1.0)),
         )
 
     def _cuts(self, batch: NDArray[np.int64], world_size: int) -> list[int]:
