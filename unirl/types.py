@@ -39,6 +39,11 @@ class Prompt:
     """Image codes, integers (rows * columns,), each in [0, num_codes). Needed when the policy writes text."""
     image: np.ndarray | None = None
     """uint8 (H, W, 3) RGB, what the reward sees. Needed when the policy writes text."""
+    context_codes: np.ndarray | None = None
+    """Integers (N, rows * columns): codes of the pictures or the frames of a clip that the policy is shown
+    first, in order. With direction "image" the drawing starts from them."""
+    context_images: np.ndarray | None = None
+    """uint8 (N, H, W, 3) RGB of the same, for a policy that reads pixels and for rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Cache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
-from unirl.algorithms.sampling import token_logprobs
 from unirl.errors import ConfigError
-from unirl.policies.critic import ValueHead
+from unirl.policies.policy import Policy, PolicyOutput, left_pad
 from unirl.policies.vocabulary import JointVocabulary
-from unirl.types import Direction, Prompt
+from unirl.types import Direction
 
-__all__ = ["PolicyConfig", "PolicyOutput", "TokenLM"]
-
-CRITIC_FILE = "critic.safetensors"
+__all__ = ["PolicyConfig", "PolicyOutput", "TokenLM", "left_pad"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,40 +53,22 @@ class PolicyConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyOutput:
-    """What one forward pass says about given responses."""
+class TokenLM(Policy):
+    """A causal LM whose own vocabulary holds the image codes.
 
-    logprobs: Tensor
-    """float32 (B, T), nats."""
-    entropy: Tensor
-    """float32 (B, T), nats, of the whole distribution at each position."""
-    values: Tensor
-    """float32 (B, T), reward units: the value before the token at this position is chosen."""
-
-
-class TokenLM(nn.Module):
-    """A causal LM with its vocabulary, its grammar and its critic.
-
-    Any transformers causal LM serves, as long as its embedding covers the vocabulary. The model is put in
-    evaluation mode and stays there: dropout would make the sampled and the trained distribution differ.
+    Any transformers causal LM serves, as long as its embedding covers the vocabulary and its logits are those
+    of its head, scaled or soft-capped as its configuration says.
     """
 
     def __init__(self, lm: PreTrainedModel, vocabulary: JointVocabulary) -> None:
-        super().__init__()
         held = cast(nn.Embedding, lm.get_input_embeddings()).num_embeddings
         if held < vocabulary.size:
             raise ConfigError(
                 f"the model embeds {held} ids, the vocabulary has {vocabulary.size}; resize its embeddings"
             )
-        self.lm = lm
-        self.critic = ValueHead(lm.config.hidden_size)
-        self.vocabulary = vocabulary
-        for direction in ("text", "image"):
-            mask = torch.zeros(held, dtype=torch.bool)
-            mask[: vocabulary.size] = vocabulary.allowed(direction)
-            self.register_buffer(f"allowed_{direction}", mask, persistent=False)
-        self.eval()
+        super().__init__(lm, vocabulary, num_ids=held)
+        self._head_rules = _head_rules(lm.config)
+        _require_same_logits(self)
 
     @classmethod
     def create(cls, config: PolicyConfig, vocabulary: JointVocabulary, *, seed: int) -> TokenLM:
@@ -93,100 +77,75 @@ class TokenLM(nn.Module):
             torch.manual_seed(seed)
             return cls(LlamaForCausalLM(config.llama(vocabulary)), vocabulary)
 
-    def train(self, mode: bool = True) -> TokenLM:
-        """Stay in evaluation mode whatever is asked; gradients do not need training mode."""
-        return super().train(False)
-
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.lm.device
+    def decoder_config(self) -> PretrainedConfig:
+        """Configuration of the whole model: it is its own decoder."""
+        return self.lm.config
 
-    def allowed(self, direction: Direction) -> Tensor:
-        """bool (V,), True on the ids that a response in this direction may hold."""
-        mask: Tensor = getattr(self, f"allowed_{direction}")
-        return mask
+    def embed(self, ids: Tensor, pictures: Tensor | None = None) -> Tensor:
+        """Look ids up; pictures are never given, since this policy reads them as codes."""
+        vectors: Tensor = self.lm.get_input_embeddings()(ids)
+        return vectors
 
-    def max_response_length(self, direction: Direction, max_words: int) -> int:
-        """T: max_words words and `<eos>`, or the whole grid of codes."""
-        return self.vocabulary.grid.length if direction == "image" else max_words + 1
+    def backbone(
+        self, embeds: Tensor, *, attention_mask: Tensor, positions: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """Run the model without its head."""
+        hidden: Tensor = self.lm.base_model(
+            inputs_embeds=embeds,
+            attention_mask=attention_mask.long() if attention_mask.ndim == 2 else attention_mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+        return hidden
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Tokens of one prompt: the picture to describe, or the words to draw and `<boi>`."""
-        vocabulary = self.vocabulary
-        if prompt.direction == "image":
-            return [vocabulary.bos, *vocabulary.words(prompt.caption), vocabulary.begin_image]
-        if prompt.codes is None:
-            raise ConfigError(f"{prompt.key}: a prompt that is answered with text needs its picture's codes")
-        return [vocabulary.bos, *vocabulary.picture(prompt.codes.tolist())]
-
-    def response_ids(self, prompt: Prompt) -> list[int]:
-        """Tokens of the true response, for supervised training: the words and `<eos>`, or the codes."""
-        vocabulary = self.vocabulary
-        if prompt.direction == "text":
-            words = vocabulary.words(prompt.caption)
-            if vocabulary.tokenizer.unk_token_id in words:
-                raise ConfigError(
-                    f"{prompt.key}: caption {prompt.caption!r} has a word that the vocabulary lacks, so it "
-                    "cannot be written; build the vocabulary from captions that hold every word"
-                )
-            return [*words, vocabulary.eos]
-        if prompt.codes is None:
-            raise ConfigError(f"{prompt.key}: supervised drawing needs the true picture's codes")
-        return vocabulary.picture(prompt.codes.tolist())[1:-1]
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        *,
-        prompt_length: int,
-        direction: Direction,
-        temperature: float = 1.0,
-    ) -> PolicyOutput:
-        """Score given responses.
-
-        Args:
-            input_ids: int64 (B, L + T), prompts padded on the left, responses on the right.
-            attention_mask: bool (B, L + T).
-            prompt_length: L.
-            direction: Which ids the responses may hold.
-            temperature: The one that the responses were sampled at.
-        """
-        positions = (attention_mask.long().cumsum(dim=1) - 1).clamp_(min=0)
-        hidden = self.lm.base_model(
-            input_ids=input_ids, attention_mask=attention_mask.long(), position_ids=positions, use_cache=False
-        ).last_hidden_state[:, prompt_length - 1 : -1]
-        logprobs, entropy = token_logprobs(
-            self.lm.lm_head(hidden),
-            input_ids[:, prompt_length:],
-            allowed=self.allowed(direction),
-            temperature=temperature,
-        )
-        return PolicyOutput(logprobs=logprobs, entropy=entropy, values=self.critic(hidden))
-
-    def save(self, directory: Path) -> None:
-        """Write the model as transformers does, the tokenizer, the grid and the critic (safetensors)."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self.lm.save_pretrained(directory)
-        self.vocabulary.save(directory)
-        save_file(self.critic.state_dict(), directory / CRITIC_FILE)
+    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
+        """Apply the head, and the scale and soft cap that the configuration gives."""
+        logits: Tensor = self.lm.get_output_embeddings()(hidden)
+        return self._head_rules(logits)
 
     @classmethod
-    def load(cls, directory: Path) -> TokenLM:
+    def load(
+        cls, directory: Path, *, dtype: torch.dtype = torch.float32, attention: str | None = None
+    ) -> TokenLM:
         """Read what `save` wrote, or any causal LM of transformers with an image grid beside it."""
-        policy = cls(
-            AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32),
-            JointVocabulary.load(directory),
+        lm = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
+        return cls(lm, JointVocabulary.load(directory))._load_critic(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadRules:
+    """What some classes do to the logits of their head: z <- cap * tanh(scale * z / cap)."""
+
+    scale: float
+    cap: float | None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+def _head_rules(config: PretrainedConfig) -> _HeadRules:
+    """Read scale (Cohere multiplies, Granite divides) and soft cap (Gemma) from a configuration."""
+    scale = float(getattr(config, "logit_scale", None) or 1.0)
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+    return _HeadRules(scale, getattr(config, "final_logit_softcapping", None))
+
+
+@torch.no_grad()
+def _require_same_logits(policy: TokenLM) -> None:
+    """Refuse a class that makes its logits in a way that `TokenLM.logits` does not know."""
+    if policy.device.type == "meta":
+        return
+    ids = torch.arange(min(8, policy.vocabulary.size), device=policy.device)[None]
+    mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1], device=policy.device)[None]
+    theirs = policy.lm(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    hidden = policy.backbone(policy.embed(ids), attention_mask=mask, positions=positions)
+    gap = float((policy.logits(hidden, "text") - theirs).abs().max())
+    if gap > 1e-3 * max(1.0, float(theirs.abs().max())):
+        raise ConfigError(
+            f"{type(policy.lm).__name__}: logits differ by {gap:.3g} from those of the class itself, so it "
+            "does something to its head that is not known here; see the supported classes in docs/policies.md"
         )
-        if (directory / CRITIC_FILE).is_file():
-            policy.critic.load_state_dict(load_file(directory / CRITIC_FILE))
-        return policy
-
-
-def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Stack token lists, padded on the left; return int64 (B, L) ids and bool (B, L) mask."""
-    length = max(len(row) for row in rows)
-    ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, torch.arange(length) >= (length - lengths)[:, None]

@@ -1,0 +1,279 @@
+"""What a policy is to the rest of the system: tokens in and out, and one function that scores them.
+
+Every policy speaks one joint id space, text ids and then image codes, whatever its model is made of. The
+engine and the trainer see `embed`, `backbone` and `logits`, and never the model's own classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import Cache, PretrainedConfig, PreTrainedModel
+
+from unirl.algorithms.sampling import token_logprobs
+from unirl.errors import ConfigError
+from unirl.policies.critic import ValueHead
+from unirl.policies.vocabulary import JointVocabulary
+from unirl.types import Direction, Prompt
+
+__all__ = ["Policy", "PolicyOutput", "left_pad", "silence_dropout"]
+
+CRITIC_FILE = "critic.safetensors"
+DIRECTIONS: tuple[Direction, ...] = ("text", "image")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOutput:
+    """What one forward pass says about given responses."""
+
+    logprobs: Tensor
+    """float32 (B, T), nats."""
+    entropy: Tensor
+    """float32 (B, T), nats, of the whole distribution at each position."""
+    values: Tensor
+    """float32 (B, T), reward units: the value before the token at this position is chosen."""
+
+
+class Policy(nn.Module, ABC):
+    """A model of transformers with its vocabulary, its grammar and its critic.
+
+    The model is put in evaluation mode and stays there, and its dropout is set to 0: dropout would make the
+    sampled and the trained distribution differ. V, the last axis of logits, may be larger than the
+    vocabulary; ids beyond it are never allowed.
+    """
+
+    lm: PreTrainedModel
+    vocabulary: JointVocabulary
+    critic: ValueHead
+
+    def __init__(self, lm: PreTrainedModel, vocabulary: JointVocabulary, *, num_ids: int) -> None:
+        """Take a model over.
+
+        Args:
+            lm: The model; any device and dtype.
+            vocabulary: Text ids, image codes and the grammar.
+            num_ids: V.
+        """
+        super().__init__()
+        self.lm = lm
+        self.vocabulary = vocabulary
+        self.critic = ValueHead(self.decoder_config.hidden_size)
+        for direction in DIRECTIONS:
+            grammar = vocabulary.grammar(direction)
+            masks = torch.zeros(grammar.masks.shape[0], num_ids, dtype=torch.bool)
+            masks[:, : vocabulary.size] = grammar.masks
+            self.register_buffer(f"masks_{direction}", masks.to(lm.device), persistent=False)
+            self.register_buffer(f"places_{direction}", grammar.places.to(lm.device), persistent=False)
+        silence_dropout(lm)
+        self.eval()
+
+    @property
+    @abstractmethod
+    def decoder_config(self) -> PretrainedConfig:
+        """Configuration of the decoder, for transformers' caches."""
+
+    @abstractmethod
+    def embed(self, ids: Tensor, pictures: Tensor | None = None) -> Tensor:
+        """Turn ids (B, L) into vectors (B, L, D).
+
+        Args:
+            ids: int64 (B, L), of prompts, of responses or of both.
+            pictures: What `pictures` gave for the prompts of these rows; the rows may be the prompts or, in
+                order, the G samples of each.
+        """
+
+    @abstractmethod
+    def backbone(
+        self, embeds: Tensor, *, attention_mask: Tensor, positions: Tensor, cache: Cache | None = None
+    ) -> Tensor:
+        """Return hidden states (B, T, D) behind the last norm.
+
+        Args:
+            embeds: (B, T, D).
+            attention_mask: bool or int (B, past + T), or a 4-D mask as transformers takes it.
+            positions: int64 (B, T).
+            cache: Of transformers; the new keys and values are added to it.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
+        """Return logits (..., V) of hidden states (..., D), before temperature and grammar.
+
+        Those of ids that the direction does not allow mean nothing.
+        """
+
+    @classmethod
+    @abstractmethod
+    def load(
+        cls, directory: Path, *, dtype: torch.dtype = torch.float32, attention: str | None = None
+    ) -> Self:
+        """Read what `save` wrote, or a model of transformers with an image grid beside it.
+
+        Args:
+            directory: The checkpoint.
+            dtype: Of the model's weights. The critic stays in float32.
+            attention: transformers' name of the attention implementation; None takes its choice.
+        """
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode whatever is asked; gradients do not need training mode."""
+        return super().train(False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.lm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.lm.dtype
+
+    def allowed(self, direction: Direction) -> Tensor:
+        """True on the ids that a response may hold: bool (V,), or (T, V) where that depends on the place."""
+        masks: Tensor = getattr(self, f"masks_{direction}")
+        places: Tensor = getattr(self, f"places_{direction}")
+        return masks[places] if len(places) else masks[0]
+
+    def allowed_at(self, direction: Direction, place: int) -> Tensor:
+        """bool (V,): True on the ids that may stand at this place of a response, counted from 0."""
+        masks: Tensor = getattr(self, f"masks_{direction}")
+        places: Tensor = getattr(self, f"places_{direction}")
+        return masks[places[place]] if len(places) else masks[0]
+
+    def max_response_length(self, direction: Direction, max_words: int) -> int:
+        """T: max_words words and `<eos>`, or the whole grid."""
+        return self.vocabulary.grid.response_length if direction == "image" else max_words + 1
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens of one prompt: the pictures that it shows, then the words to draw and `<boi>`."""
+        vocabulary = self.vocabulary
+        if prompt.direction == "image":
+            words = vocabulary.words(prompt.caption)
+            return [vocabulary.bos, *self._shown_ids(prompt), *words, *vocabulary.start_of_picture]
+        return [vocabulary.bos, *self._shown_ids(prompt)]
+
+    def unconditional_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens of the prompt without its conditions, words and pictures: what guidance contrasts with."""
+        vocabulary = self.vocabulary
+        start = vocabulary.start_of_picture if prompt.direction == "image" else []
+        return [vocabulary.bos, *start]
+
+    def response_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens of the true response, for supervised training: the words and `<eos>`, or the codes."""
+        vocabulary = self.vocabulary
+        if prompt.direction == "text":
+            words = vocabulary.words(prompt.caption)
+            if vocabulary.tokenizer.unk_token_id in words:
+                raise ConfigError(
+                    f"{prompt.key}: caption {prompt.caption!r} has a word that the vocabulary lacks, so it "
+                    "cannot be written; build the vocabulary from captions that hold every word"
+                )
+            return [*words, vocabulary.eos]
+        if prompt.codes is None:
+            raise ConfigError(f"{prompt.key}: supervised drawing needs the true picture's codes")
+        return vocabulary.drawing(prompt.codes.tolist())
+
+    def pictures(self, prompts: Sequence[Prompt]) -> Tensor | None:
+        """What a vision encoder must see for the prompts: float (N, 3, H, W) in order, None for nothing."""
+        return None
+
+    def _shown_ids(self, prompt: Prompt) -> list[int]:
+        """Tokens of the pictures that a prompt shows, as their codes."""
+        shown = [] if prompt.context_codes is None else prompt.context_codes.tolist()
+        if prompt.direction == "text" and prompt.codes is not None:
+            shown.append(prompt.codes.tolist())
+        if prompt.direction == "text" and not shown:
+            raise ConfigError(f"{prompt.key}: a prompt that is answered with text needs its picture's codes")
+        return [i for codes in shown for i in self.vocabulary.picture(codes)]
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        *,
+        prompt_length: int,
+        direction: Direction,
+        temperature: float = 1.0,
+        pictures: Tensor | None = None,
+    ) -> PolicyOutput:
+        """Score given responses.
+
+        Args:
+            input_ids: int64 (B, L + T), prompts padded on the left, responses on the right.
+            attention_mask: bool (B, L + T).
+            prompt_length: L.
+            direction: Which ids the responses may hold.
+            temperature: The one that the responses were sampled at.
+            pictures: What `pictures` gave for the rows' prompts.
+        """
+        hidden = self.backbone(
+            self.embed(input_ids, pictures),
+            attention_mask=attention_mask,
+            positions=(attention_mask.long().cumsum(dim=1) - 1).clamp_(min=0),
+        )[:, prompt_length - 1 : -1]
+        allowed = self.allowed(direction)
+        logprobs, entropy = token_logprobs(
+            self.logits(hidden, direction),
+            input_ids[:, prompt_length:],
+            allowed=allowed[: hidden.shape[1]] if allowed.ndim == 2 else allowed,
+            temperature=temperature,
+        )
+        return PolicyOutput(logprobs=logprobs, entropy=entropy, values=self.critic(hidden))
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """What the actor's optimizer takes. The critic's parameters are not among them."""
+        return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
+
+    def reference(self) -> Policy:
+        """A frozen copy of the policy as it is now."""
+        return deepcopy(self).requires_grad_(False)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors as a checkpoint of transformers has them, with a tied head a second time."""
+        yield from self.lm.state_dict().items()
+
+    def save(self, directory: Path) -> None:
+        """Write the model as transformers does, the tokenizer, the grid and the critic (safetensors)."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.lm.save_pretrained(directory)
+        self.vocabulary.save(directory)
+        save_file(self.critic.state_dict(), directory / CRITIC_FILE)
+
+    def _load_critic(self, directory: Path) -> Self:
+        if (directory / CRITIC_FILE).is_file():
+            self.critic.load_state_dict(load_file(directory / CRITIC_FILE))
+        return self
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Set every dropout rate of a model to 0, so that no mode of it drops anything.
+
+    Layers of transformers keep some of their rates as plain numbers that they read in each forward pass.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        rates: dict[str, Any] = {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, float) and ("dropout" in name or "dropprob" in name)
+        }
+        for name in rates:
+            setattr(module, name, 0.0)
+
+
+def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Stack token lists, padded on the left; return int64 (B, L) ids and bool (B, L) mask."""
+    length = max(len(row) for row in rows)
+    ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, torch.arange(length) >= (length - lengths)[:, None]
