@@ -1,9 +1,9 @@
 """torchvision beside a build of torch that its compiled operators were not made for.
 
-The wheel of torchvision that package indexes serve holds operators for CUDA builds of torch. Beside a CPU build
-they do not load, and then `import torchvision` stops, and with it every model of transformers and vLLM that
-reads pictures, although its transforms need none of the operators. Declared by name they satisfy the import;
-calling one still is an error.
+The usual wheel of torchvision holds operators for CUDA builds of torch. Beside a CPU build they do not load,
+and then `import torchvision` stops, and with it every model of transformers and vLLM that reads pictures,
+although torchvision's transforms need none of the operators. Declared by name they satisfy the import; a
+call of one is still an error.
 """
 
 from __future__ import annotations

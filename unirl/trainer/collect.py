@@ -9,11 +9,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from unirl.algorithms import gae, kl_penalty_rewards, scored_mask, whiten
+from unirl.algorithms import kl_penalty_rewards, overlong_penalty, scored_mask, whiten
 from unirl.errors import ConfigError, RewardError
 from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
 from unirl.policies.token_lm import PolicyOutput, TokenLM
 from unirl.rollout.native import NativeEngine, sample_uniforms
+from unirl.trainer.algorithms import ALGORITHMS, Credit, RolledOut, kl_place
 from unirl.trainer.distributed import global_moments
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Prompt, Rollout, Sample, Scores
@@ -110,7 +111,7 @@ def make_experience(
     *,
     kl_coef: float,
 ) -> tuple[list[Experience], list[PolicyOutput]]:
-    """Spread scores over tokens: KL penalty, GAE, whitening over the tokens of all ranks.
+    """Spread scores over tokens as the stage's algorithm does; moments are those of all ranks.
 
     A response that reached the length limit counts as ended (the limit is part of the task), so nothing is
     bootstrapped. Rows without a score leave the loss and the statistics.
@@ -122,8 +123,10 @@ def make_experience(
     Raises:
         RewardError: If no sample of any rank has a score, or their number is not that of the samples.
     """
+    algorithm = ALGORITHMS[stage.algorithm]
+    penalty = kl_coef if kl_place(stage) == "reward" else 0.0
     outputs = [score_tokens(policy, rollout) for rollout in rollouts]
-    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, Tensor, Credit]] = []
     for rollout, output, score in zip(rollouts, outputs, scores, strict=True):
         if len(score.total) != len(rollout.input_ids):
             raise RewardError(
@@ -131,14 +134,20 @@ def make_experience(
             )
         ref_logprobs = score_tokens(reference, rollout).logprobs
         total = torch.from_numpy(score.total).float().to(ref_logprobs.device)
+        total = total + _length_charge(rollout, stage)
         mask = scored_mask(rollout.response_mask, total)
-        rewards = kl_penalty_rewards(total, rollout.old_logprobs, ref_logprobs, mask, kl_coef)
-        advantages, returns = gae(rewards, output.values, mask, gamma=stage.gamma, lam=stage.lam)
-        parts.append((ref_logprobs, mask, advantages, returns))
+        rolled_out = RolledOut(
+            rewards=kl_penalty_rewards(total, rollout.old_logprobs, ref_logprobs, mask, penalty),
+            values=output.values,
+            mask=mask,
+            is_scored=~total.isnan(),
+            group_size=rollout.group_size,
+        )
+        parts.append((ref_logprobs, mask, algorithm.credit(rolled_out, stage)))
     moments = global_moments(
         accelerator,
-        torch.cat([advantages.flatten() for _, _, advantages, _ in parts])[None],
-        torch.cat([mask.flatten() for _, mask, _, _ in parts])[None],
+        torch.cat([credit.advantages.flatten() for _, _, credit in parts])[None],
+        torch.cat([mask.flatten() for _, mask, _ in parts])[None],
     )
     if not moments.count:
         raise RewardError("no sample of this step could be scored, so there is nothing to learn from")
@@ -149,14 +158,28 @@ def make_experience(
             ref_logprobs=ref_logprobs,
             old_values=output.values,
             loss_mask=mask,
-            advantages=whiten(advantages, mask, moments=moments),
-            returns=returns,
+            advantages=whiten(credit.advantages, mask, moments=moments)
+            if algorithm.whitens
+            else credit.advantages,
+            returns=credit.returns,
         )
-        for rollout, output, score, (ref_logprobs, mask, advantages, returns) in zip(
+        for rollout, output, score, (ref_logprobs, mask, credit) in zip(
             rollouts, outputs, scores, parts, strict=True
         )
     ]
     return experiences, outputs
+
+
+def _length_charge(rollout: Rollout, stage: Stage) -> Tensor | float:
+    """What is added to the scores (B,) of texts that come near the length limit."""
+    if not stage.overlong_buffer or stage.direction == "image":
+        return 0.0
+    return overlong_penalty(
+        rollout.response_mask.sum(dim=1),
+        max_length=stage.max_words,
+        buffer_length=stage.overlong_buffer,
+        factor=stage.overlong_factor,
+    )
 
 
 def _picture(prompt: Prompt) -> np.ndarray:

@@ -22,9 +22,9 @@ def global_moments(accelerator: Accelerator, values: Tensor, mask: Tensor) -> Mo
     return moments_from_sums(accelerator.reduce(masked_moments_sums(values, mask), reduction="sum"))
 
 
-def global_count(accelerator: Accelerator, mask: Tensor) -> float:
-    """Number of True entries over all ranks, at least 1."""
-    count = accelerator.reduce(mask.sum().to(torch.float64), reduction="sum")
+def global_count(accelerator: Accelerator, counts: Tensor) -> float:
+    """Sum of counts, or number of True entries of a mask, over all ranks; at least 1."""
+    count = accelerator.reduce(counts.sum().to(torch.float64), reduction="sum")
     return max(float(count), 1.0)
 
 

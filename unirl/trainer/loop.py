@@ -21,6 +21,7 @@ from unirl.errors import ConfigError, RolloutError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.token_lm import PolicyOutput, TokenLM
 from unirl.rollout.native import NativeEngine
+from unirl.trainer.algorithms import ALGORITHMS
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from unirl.trainer.collect import make_experience, roll_out, samples_of
 from unirl.trainer.distributed import gather_rows, reduce_metrics
@@ -193,6 +194,7 @@ class Trainer:
                 self.optimizer,
                 experiences,
                 stage,
+                kl_coef=controller.value,
                 replay=replay.next() if replay else (),
             )
         with clock(times, "log_s"):
@@ -200,7 +202,8 @@ class Trainer:
         metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)})
         metrics |= row_metrics(rows) | {f"time/{name}": value for name, value in times.items()}
         metrics["kl/coef"] = controller.value
-        self.kl[self.position.stage] = controller.update(metrics["kl/reference"], stage.samples_per_step)
+        if stage.kl_target is not None:
+            self.kl[self.position.stage] = controller.update(metrics["kl/reference"], stage.samples_per_step)
         return metrics
 
     def _roll_out(self, stage: Stage) -> tuple[list[Rollout], list[list[Sample]]]:
@@ -311,9 +314,8 @@ class Trainer:
             warmup_steps=stage.warmup_steps,
             total_steps=max(stage.steps, stage.warmup_steps),
         )
-        for group, rate in zip(
-            self.optimizer.param_groups, (stage.learning_rate, stage.critic_learning_rate), strict=True
-        ):
+        critic_rate = stage.critic_learning_rate if ALGORITHMS[stage.algorithm].uses_critic else 0.0
+        for group, rate in zip(self.optimizer.param_groups, (stage.learning_rate, critic_rate), strict=True):
             group["lr"] = factor * rate
 
     def _save(self) -> None:
@@ -348,7 +350,7 @@ class Trainer:
         return int(state["experience_snapshot"])
 
     def _kl_controller(self, stage: Stage) -> AdaptiveKL:
-        return AdaptiveKL(value=stage.kl_coef, target=stage.kl_target, horizon=stage.kl_horizon)
+        return AdaptiveKL(value=stage.kl_coef, target=stage.kl_target or 1.0, horizon=stage.kl_horizon)
 
     def _replay(self, warm_up: View | None, stage: Stage) -> PromptSource | None:
         if not stage.replay_prompts:

@@ -6,11 +6,30 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
+from unirl.algorithms import KL_ESTIMATORS
+from unirl.config import nearest
 from unirl.errors import ConfigError
 from unirl.types import Direction
 
-__all__ = ["FIRST_EVALUATION", "RunSettings", "Stage", "check_stages"]
+__all__ = ["FIRST_EVALUATION", "AlgorithmName", "RunSettings", "Stage", "check_stages"]
+
+AlgorithmName = Literal[
+    "ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo", "gspo", "drpo"
+]
+"""`unirl.trainer.algorithms.ALGORITHMS` says what each is made of."""
+
+NEED_GROUPS: tuple[AlgorithmName, ...] = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "reinforce_pp_baseline",
+    "dapo",
+    "gspo",
+    "drpo",
+)
+"""Compare a sample with the others of its prompt, so that a group of one teaches nothing."""
 
 FIRST_EVALUATION = "start"
 """What the evaluation before the first stage is called where the others have their stage's name."""
@@ -21,6 +40,7 @@ RANGES: Mapping[str, Callable[[float], bool]] = {
     "1 or more": lambda value: value >= 1,
     "0 or more": lambda value: 0 <= value < math.inf,
     "above 0": lambda value: 0 < value < math.inf,
+    "above 1": lambda value: 1 < value < math.inf,
     "from 0 to 1": lambda value: 0 <= value <= 1,
 }
 STAGE_RANGES = {
@@ -34,8 +54,19 @@ STAGE_RANGES = {
         "replay_prompts",
         "replay_coef",
         "kl_coef",
+        "overlong_buffer",
+        "overlong_factor",
     ),
-    "above 0": ("temperature", "learning_rate", "max_grad_norm", "value_clip", "kl_target", "kl_horizon"),
+    "above 0": (
+        "temperature",
+        "learning_rate",
+        "max_grad_norm",
+        "value_clip",
+        "kl_target",
+        "kl_horizon",
+        "drpo_epsilon",
+    ),
+    "above 1": ("dual_clip",),
     "from 0 to 1": ("gamma", "lam"),
 }
 SETTINGS_RANGES = {
@@ -47,7 +78,7 @@ SETTINGS_RANGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """PPO in one direction on one set of prompts. Weights, optimizer and critic carry over to the next."""
+    """RL in one direction on one set of prompts. Weights, optimizer and critic carry over to the next."""
 
     name: str
     direction: Direction
@@ -75,10 +106,15 @@ class Stage:
     epochs: int = 1
     """Passes over a rollout."""
 
+    algorithm: AlgorithmName = "ppo"
     gamma: float = 1.0
     lam: float = 0.95
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float | None = None
+    """Largest ratio that a negative advantage is charged for; 3 is usual. None charges for any."""
+    drpo_epsilon: float = 0.2
+    """Shift of probability at which drpo stops pushing."""
     value_clip: float = 0.2
     """In reward units."""
     entropy_coef: float = 0.0
@@ -88,11 +124,21 @@ class Stage:
     replay_coef: float = 1.0
     """Weight of their loss."""
     kl_coef: float = 0.02
-    """First weight of the penalty on the divergence from the reference, reward per nat."""
-    kl_target: float = 0.05
-    """Divergence per token, nats, that the adaptive weight steers to."""
+    """First weight of the penalty on the divergence from the reference, reward or loss per nat."""
+    kl_in: Literal["reward", "loss"] | None = None
+    """Whether the penalty is taken off the reward or added to the loss. None leaves it to the algorithm."""
+    kl_estimator: str = "k3"
+    """Of the penalty in the loss: k1, k2 or k3."""
+    kl_straight_through: bool = False
+    """Take the gradient of k2, which is right on-policy, whatever the estimator's value."""
+    kl_target: float | None = 0.05
+    """Divergence per token, nats, that the adaptive weight steers to. None keeps the first weight."""
     kl_horizon: int = 10_000
     """Samples over which the weight can change by about a fifth per unit of error."""
+    overlong_buffer: int = 0
+    """Words before the limit over which a text is charged for its length; 0 charges nothing."""
+    overlong_factor: float = 1.0
+    """Charge at the limit, in reward units."""
 
     @property
     def samples_per_step(self) -> int:
@@ -150,6 +196,7 @@ def check_stages(
             )
         out_of_range = _out_of_range(stage, place, STAGE_RANGES)
         wrong.extend(out_of_range)
+        wrong.extend(_wrong_algorithm(stage, place))
         if settings.micro_prompts < 1 or out_of_range:
             continue
         unit = world_size * settings.micro_prompts
@@ -177,10 +224,33 @@ def check_stages(
         raise ConfigError("this run cannot start:\n  " + "\n  ".join(wrong))
 
 
+def _wrong_algorithm(stage: Stage, place: str) -> list[str]:
+    wrong = []
+    if stage.algorithm not in get_args(AlgorithmName):
+        wrong.append(
+            f"{place}: there is no algorithm {stage.algorithm!r}"
+            f"{nearest(stage.algorithm, get_args(AlgorithmName))}"
+        )
+    if stage.algorithm in NEED_GROUPS and stage.group_size == 1:
+        wrong.append(
+            f"{place}: {stage.algorithm} compares the samples of a prompt, and group_size is 1, so nothing "
+            "would be learned; take 2 or more"
+        )
+    if stage.kl_estimator not in KL_ESTIMATORS:
+        wrong.append(
+            f"{place}: kl_estimator is {stage.kl_estimator!r}; choose one of {', '.join(KL_ESTIMATORS)}"
+        )
+    if stage.overlong_buffer > stage.max_words:
+        wrong.append(
+            f"{place}: overlong_buffer {stage.overlong_buffer} is longer than max_words {stage.max_words}"
+        )
+    return wrong
+
+
 def _out_of_range(config: Stage | RunSettings, place: str, ranges: Mapping[str, Sequence[str]]) -> list[str]:
     return [
         f"{place}: {field} must be {words}, found {getattr(config, field)}"
         for words, fields in ranges.items()
         for field in fields
-        if not RANGES[words](getattr(config, field))
+        if getattr(config, field) is not None and not RANGES[words](getattr(config, field))
     ]

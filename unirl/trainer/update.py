@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from unirl.algorithms import add_metrics, masked_sum, policy_loss, value_loss
+from unirl.algorithms import add_metrics, kl_loss, masked_sum, value_loss
 from unirl.policies.token_lm import TokenLM
+from unirl.trainer.algorithms import ALGORITHMS, kl_place, loss_count, loss_weights
 from unirl.trainer.distributed import global_count
 from unirl.trainer.sft import supervised_batch
 from unirl.trainer.stages import Stage
@@ -26,19 +28,22 @@ def update_policy(
     experiences: Sequence[Experience],
     stage: Stage,
     *,
+    kl_coef: float,
     replay: Sequence[Prompt] = (),
 ) -> dict[str, Tensor]:
     """Take `stage.epochs` x `stage.updates_per_step` optimizer steps.
 
     Update u takes prompts u, u + n, u + 2n, ... of every experience, so that it sees the same samples
-    whatever the number of ranks. Losses are divided by the tokens of the whole update, over all ranks.
+    whatever the number of ranks. The policy loss is divided by what the algorithm averages over, everything
+    else by the tokens of the whole update, over all ranks.
 
     Args:
         accelerator: Averages gradients over ranks.
         model: The policy as `accelerator.prepare` returned it.
         optimizer: As `accelerator.prepare` returned it.
         experiences: This rank's share, one for each micro-batch.
-        stage: Coefficients.
+        stage: Algorithm and coefficients.
+        kl_coef: Weight of the penalty, where the stage has it in the loss.
         replay: This rank's captioned pictures in the direction that the stage does not train; their
             supervised loss is added, against forgetting.
 
@@ -49,7 +54,10 @@ def update_policy(
     for _ in range(stage.epochs):
         for first in range(stage.updates_per_step):
             batches = [_every_nth_prompt(e, first, stage.updates_per_step) for e in experiences]
-            denominator = global_count(accelerator, torch.cat([b.loss_mask.flatten() for b in batches]))
+            counts = Counts(
+                loss=_global_sum(accelerator, [loss_count(stage, b.loss_mask) for b in batches]),
+                tokens=_global_sum(accelerator, [b.loss_mask for b in batches]),
+            )
             optimizer.zero_grad(set_to_none=True)
             if replay:
                 with accelerator.no_sync(model):
@@ -59,17 +67,32 @@ def update_policy(
             for i, batch in enumerate(batches):
                 last = i + 1 == len(batches)
                 with nullcontext() if last else accelerator.no_sync(model):
-                    metrics.append(_backward(accelerator, model, batch, stage, denominator))
+                    metrics.append(_backward(accelerator, model, batch, stage, counts, kl_coef))
             norm = accelerator.clip_grad_norm_(model.parameters(), stage.max_grad_norm)
             metrics.append({"policy/grad_norm_max": torch.as_tensor(norm).detach().double()})
             optimizer.step()
     return add_metrics(metrics)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What losses of one update are divided by, over all micro-batches and ranks."""
+
+    loss: float
+    """For the policy loss: tokens, responses, or rows times the length limit."""
+    tokens: float
+    """For everything else."""
+
+
 def _backward(
-    accelerator: Accelerator, model: nn.Module, batch: Experience, stage: Stage, denominator: float
+    accelerator: Accelerator,
+    model: nn.Module,
+    batch: Experience,
+    stage: Stage,
+    counts: Counts,
+    kl_coef: float,
 ) -> dict[str, Tensor]:
-    rollout, mask = batch.rollout, batch.loss_mask
+    rollout, mask, algorithm = batch.rollout, batch.loss_mask, ALGORITHMS[stage.algorithm]
     output = model(
         rollout.input_ids,
         rollout.attention_mask,
@@ -77,23 +100,48 @@ def _backward(
         direction=rollout.prompts[0].direction,
         temperature=rollout.temperature,
     )
-    actor, actor_metrics = policy_loss(
+    loss, metrics = algorithm.loss(
         output.logprobs,
         rollout.old_logprobs,
         batch.advantages,
         mask,
-        clip_low=stage.clip_low,
-        clip_high=stage.clip_high,
-        denominator=denominator,
+        stage,
+        denominator=counts.loss,
+        weights_BT=loss_weights(stage, mask),
     )
-    critic, critic_metrics = value_loss(
-        output.values, batch.old_values, batch.returns, mask, clip=stage.value_clip, denominator=denominator
-    )
+    if algorithm.uses_critic:
+        critic, critic_metrics = value_loss(
+            output.values,
+            batch.old_values,
+            batch.returns,
+            mask,
+            clip=stage.value_clip,
+            denominator=counts.tokens,
+        )
+        loss, metrics = loss + critic, {**metrics, **critic_metrics}
+    else:
+        # Ranks wait for a gradient of every parameter; the critic's is zero.
+        loss = loss + 0.0 * output.values.sum()
+    if kl_place(stage) == "loss":
+        divergence, _ = kl_loss(
+            output.logprobs,
+            batch.ref_logprobs,
+            mask,
+            estimator=stage.kl_estimator,
+            denominator=counts.tokens,
+            gradient_from_k2=stage.kl_straight_through,
+        )
+        loss = loss + kl_coef * divergence
+        metrics["policy/kl_loss_sum"] = divergence.detach().double() * counts.tokens
     entropy = masked_sum(output.entropy, mask)
-    loss = actor + critic - stage.entropy_coef * entropy / denominator
-    # Ranks average their gradients; the denominator already counts the tokens of all of them.
+    loss = loss - stage.entropy_coef * entropy / counts.tokens
+    # Ranks average their gradients; the denominators already count what all of them hold.
     accelerator.backward(loss * accelerator.num_processes)
-    return {**actor_metrics, **critic_metrics, "policy/entropy_sum": entropy.detach().double()}
+    return {**metrics, "policy/entropy_sum": entropy.detach().double()}
+
+
+def _global_sum(accelerator: Accelerator, parts: Sequence[Tensor]) -> float:
+    return global_count(accelerator, torch.cat([part.flatten() for part in parts]))
 
 
 def _replay(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from storage import FeatureStore
 from unirl.errors import ConfigError, RewardError, RolloutError
 from unirl.trainer.checkpoint import newest_checkpoint
 from unirl.trainer.loop import StopAsked, Trainer
+from unirl.trainer.stages import AlgorithmName
 from unirl.types import Sample, Scores
 
 STEPS = 6
@@ -206,6 +208,24 @@ def test_the_kl_coefficient_moves_towards_its_target(
         ]
         assert coefficients[0] == 0.5
         assert coefficients[2] == pytest.approx(coefficients[1] * factor)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in get_args(AlgorithmName) if name != "ppo"])
+def test_every_algorithm_trains_both_stages(
+    toy: SimpleNamespace, toy_store: FeatureStore, tmp_path: Path, algorithm: AlgorithmName
+) -> None:
+    """It moves the policy and, without a critic, leaves the critic as it is."""
+    stages = [replace(stage, algorithm=algorithm, steps=2, kl_target=None) for stage in toy.STAGES]
+    trainer = toy.make_trainer(tmp_path, toy_store, stages=stages, reward=toy.Likes(unscored=5))
+    before = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
+    trainer.train()
+    after = trainer.policy.state_dict()
+    assert after["critic.value.weight"].equal(before["critic.value.weight"])
+    assert not after["lm.lm_head.weight"].equal(before["lm.lm_head.weight"])
+    lines = [line for line in toy.metrics_of(tmp_path) if line["kind"] == "train"]
+    assert [line["stage"] for line in lines] == ["text", "text", "image", "image"]
+    for line in lines:
+        assert math.isfinite(line["policy/loss"]) and line["kl/coef"] == stages[0].kl_coef
 
 
 def test_unscored_samples_are_counted_and_left_out(

@@ -14,9 +14,9 @@ from torch import Tensor
 from unirl.algorithms import mean_metrics
 from unirl.policies.token_lm import TokenLM
 from unirl.rollout.native import NativeEngine
-from unirl.trainer.collect import make_experience, roll_out
+from unirl.trainer.collect import make_experience, roll_out, score_tokens
 from unirl.trainer.sft import supervised_batch
-from unirl.trainer.stages import Stage
+from unirl.trainer.stages import AlgorithmName, Stage
 from unirl.trainer.update import update_policy
 from unirl.types import Direction, Experience, Prompt, Scores
 
@@ -46,6 +46,7 @@ def experiences_of(
     *,
     micro_prompts: int = NUM_PROMPTS,
     totals: np.ndarray | None = None,
+    stage: Stage = STAGE,
 ) -> list[Experience]:
     """Experience of 4 prompts x 2 samples, in micro-batches of some prompts each."""
     rollouts = roll_out(
@@ -62,7 +63,7 @@ def experiences_of(
     scores = [Scores(total=part) for part in parts]
     reference = toy.make_policy(seed=3).to(policy.lm.lm_head.weight.dtype)
     experiences, _ = make_experience(
-        accelerator, policy, reference, rollouts, scores, STAGE, kl_coef=STAGE.kl_coef
+        accelerator, policy, reference, rollouts, scores, stage, kl_coef=stage.kl_coef
     )
     return experiences
 
@@ -82,6 +83,7 @@ def one_step(
         optimizer,
         experiences,
         replace(STAGE, max_grad_norm=1e9, **changes),
+        kl_coef=STAGE.kl_coef,
         replay=replay,
     )
     gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
@@ -104,6 +106,63 @@ def test_accumulated_is_one_batch(
     for name, gradient in whole.items():
         torch.testing.assert_close(parts[name], gradient, atol=1e-9, rtol=0)
     assert part_metrics == pytest.approx(whole_metrics, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", get_args(AlgorithmName))
+def test_accumulated_is_one_batch_for_every_algorithm(
+    toy: SimpleNamespace, accelerator: Accelerator, algorithm: AlgorithmName
+) -> None:
+    """Texts differ in length, so a mean of means would not be the mean."""
+    policy = policy_in(toy, torch.float64)
+    stage = replace(STAGE, algorithm=algorithm)
+    whole, parts = (
+        one_step(
+            accelerator,
+            policy,
+            experiences_of(toy, accelerator, policy, "text", micro_prompts=size, stage=stage),
+            algorithm=algorithm,
+        )[0]
+        for size in (4, 1)
+    )
+    assert any(gradient.abs().max() > 1e-3 for name, gradient in whole.items() if name.startswith("lm."))
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("straight_through", [False, True])
+def test_a_penalty_in_the_loss_is_the_estimators_gradient(
+    toy: SimpleNamespace, accelerator: Accelerator, straight_through: bool
+) -> None:
+    policy = policy_in(toy, torch.float64)
+    options: dict[str, Any] = {
+        "algorithm": "grpo",
+        "entropy_coef": 0.0,
+        "kl_straight_through": straight_through,
+    }
+    (experience,) = experiences_of(toy, accelerator, policy, "text")
+    no_credit = replace(experience, advantages=torch.zeros_like(experience.advantages))
+    gradients, metrics = one_step(accelerator, policy, [no_credit], **options)
+
+    policy.zero_grad()
+    mask = experience.loss_mask
+    rollout = experience.rollout
+    rollout = replace(
+        rollout, input_ids=rollout.input_ids.clone(), attention_mask=rollout.attention_mask.clone()
+    )
+    d = torch.where(mask, score_tokens(policy, rollout).logprobs - experience.ref_logprobs, 0.0)
+    k2, k3 = d.square() / 2, (-d).exp() - 1 + d
+    (STAGE.kl_coef * (k2 if straight_through else k3)[mask].sum() / mask.sum()).backward()
+    assert metrics["policy/kl_loss"] == pytest.approx(float(k3[mask].mean()))
+    for name, parameter in policy.lm.named_parameters():
+        torch.testing.assert_close(gradients[f"lm.{name}"], parameter.grad, atol=1e-9, rtol=1e-6)
+
+
+def test_an_algorithm_without_critic_leaves_it_alone(toy: SimpleNamespace, accelerator: Accelerator) -> None:
+    policy = policy_in(toy)
+    experiences = experiences_of(toy, accelerator, policy, "text")
+    gradients, metrics = one_step(accelerator, policy, experiences, algorithm="rloo")
+    assert not gradients["critic.value.weight"].any()
+    assert not any(name.startswith("value/") for name in metrics)
 
 
 def test_critic_and_policy_gradients_stay_apart(toy: SimpleNamespace, accelerator: Accelerator) -> None:
@@ -172,7 +231,9 @@ def test_the_gradient_is_clipped_as_a_whole(toy: SimpleNamespace, accelerator: A
     policy = policy_in(toy)
     experiences = experiences_of(toy, accelerator, policy, "image")
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
-    metrics = update_policy(accelerator, policy, optimizer, experiences, replace(STAGE, max_grad_norm=1e-3))
+    metrics = update_policy(
+        accelerator, policy, optimizer, experiences, replace(STAGE, max_grad_norm=1e-3), kl_coef=0.0
+    )
     norm = torch.linalg.vector_norm(
         torch.stack([torch.linalg.vector_norm(p.grad) for p in policy.parameters() if p.grad is not None])
     )
@@ -194,7 +255,7 @@ def test_a_step_makes_what_paid_more_likely(toy: SimpleNamespace, accelerator: A
     policy = policy_in(toy)
     (experience,) = experiences_of(toy, accelerator, policy, "image")
     optimizer = torch.optim.SGD(policy.lm.parameters(), lr=0.05)
-    update_policy(accelerator, policy, optimizer, [experience], replace(STAGE, entropy_coef=0.0))
+    update_policy(accelerator, policy, optimizer, [experience], replace(STAGE, entropy_coef=0.0), kl_coef=0.0)
     rollout = experience.rollout
     with torch.no_grad():
         after = policy(
