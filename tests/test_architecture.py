@@ -20,6 +20,7 @@ LIBRARY = ("storage", "datapipe", "unirl", "recipes")
 
 PACKAGE_LEVEL = {"storage": 0, "datapipe": 1, "unirl": 2, "recipes": 3, "tools": 4}
 UNIRL_LEVEL = {
+    "unirl.torchvision_ops": -1,
     "unirl": 0,
     "unirl.types": 0,
     "unirl.errors": 0,
