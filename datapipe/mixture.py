@@ -168,7 +168,10 @@ def _check(
         raise LoaderError(f"a mixture of {len(sources)} sources in epochs of {length}; both want 1 or more")
     snapshots = {(source.view.store.url, source.view.snapshot_id) for source in sources.values()}
     if len(snapshots) > 1:
-        raise LoaderError(f"the views of a mixture want one snapshot, these are of {sorted(snapshots)}")
+        raise LoaderError(
+            f"the views of a mixture want one snapshot of one store, these are of {sorted(snapshots)}; open "
+            f"the store once and select from that, and ingest what lies in several stores into one"
+        )
     for name, source in sources.items():
         if not len(source.view) or (source.max_passes is not None and source.max_passes < 1):
             raise LoaderError(

@@ -155,7 +155,7 @@ def test_what_is_no_mixture_says_why(store: FeatureStore, tmp_path: Path) -> Non
     foreign = MixtureSource(view=other.refresh().select())
     with pytest.raises(LoaderError, match="mixture of 0 sources"):
         Mixture({}, length=5)
-    with pytest.raises(LoaderError, match="want one snapshot"):
+    with pytest.raises(LoaderError, match="want one snapshot of one store.*ingest what lies in several stores into one"):
         Mixture({"a": some, "b": foreign}, length=5)
     with pytest.raises(LoaderError, match="'a' has 0 rows"):
         Mixture({"a": MixtureSource(view=view(store, 0, 0))}, length=5)
