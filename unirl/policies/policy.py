@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +19,7 @@ from transformers import Cache, PretrainedConfig, PreTrainedModel
 
 from unirl.algorithms.sampling import token_logprobs
 from unirl.errors import ConfigError
+from unirl.policies.adapters import merged_weights
 from unirl.policies.critic import ValueHead
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import Direction, Prompt
@@ -233,18 +233,21 @@ class Policy(nn.Module, ABC):
         """What the actor's optimizer takes. The critic's parameters are not among them."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
-    def reference(self) -> Policy:
-        """A frozen copy of the policy as it is now."""
-        return deepcopy(self).requires_grad_(False)
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors as a checkpoint of transformers has them, with a tied head a second time."""
-        yield from self.lm.state_dict().items()
+        """Names and tensors as a checkpoint of transformers has them, with a tied head a second time.
+
+        LoRA adapters are merged in. Sharded tensors are gathered one at a time, so every rank must go through
+        the iterator.
+        """
+        yield from merged_weights(self.lm)
 
     def save(self, directory: Path) -> None:
-        """Write the model as transformers does, the tokenizer, the grid and the critic (safetensors)."""
+        """Write the model as transformers does, the tokenizer, the grid and the critic (safetensors).
+
+        LoRA adapters are merged in: what is written is a plain model. See `save_adapters` for them alone.
+        """
         directory.mkdir(parents=True, exist_ok=True)
-        self.lm.save_pretrained(directory)
+        self.lm.save_pretrained(directory, state_dict=dict(self.weights()))
         self.vocabulary.save(directory)
         save_file(self.critic.state_dict(), directory / CRITIC_FILE)
 

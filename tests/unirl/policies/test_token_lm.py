@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -22,9 +30,13 @@ from transformers import (
 
 from unirl.errors import ConfigError
 from unirl.policies.token_lm import TokenLM, left_pad
+from unirl.policies.vocabulary import ImageGrid, JointVocabulary, word_tokenizer
+from unirl.types import Prompt
 
-contract = runpy.run_path(str(Path(__file__).parent / "policy_contract.py"))
-PolicyContract, roll_out, score = contract["PolicyContract"], contract["roll_out"], contract["score"]
+contract = runpy.run_path(str(Path(__file__).parents[2] / "contracts" / "policy_contract.py"))
+PolicyContract, draw, score, random_numbers = (
+    contract[name] for name in ("PolicyContract", "draw", "score", "random_numbers")
+)
 
 SIZES = {
     "hidden_size": 32,
@@ -34,45 +46,177 @@ SIZES = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 64,
 }
+DROPOUT = {"attention_dropout": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 
 
-class TestToyLlama(PolicyContract):
+def wrap(toy: SimpleNamespace, lm: type, config: type, extra_ids: int = 0, **sizes: object) -> TokenLM:
+    """A random model of a class over the toy vocabulary, with dropout wherever its configuration knows it."""
+    vocabulary = sizes.pop("vocabulary", None) or toy.make_vocabulary()
+    size = vocabulary.size + extra_ids
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model: PreTrainedModel = lm(config(vocab_size=size, pad_token_id=0, **{**SIZES, **DROPOUT, **sizes}))
+    return TokenLM(model, vocabulary)
+
+
+class TestLlama(PolicyContract):
     @pytest.fixture
     def policy(self, toy: SimpleNamespace) -> TokenLM:
-        return toy.make_policy()
+        return wrap(toy, LlamaForCausalLM, LlamaConfig)
 
 
 class TestQwen2WithSharedEmbeddings(PolicyContract):
     @pytest.fixture
     def policy(self, toy: SimpleNamespace) -> TokenLM:
-        return _wrap(toy, Qwen2ForCausalLM, Qwen2Config, tie_word_embeddings=True, **SIZES)
-
-
-class TestGemmaWithDropoutInItsConfig(PolicyContract):
-    @pytest.fixture
-    def policy(self, toy: SimpleNamespace) -> TokenLM:
-        return _wrap(toy, GemmaForCausalLM, GemmaConfig, head_dim=16, attention_dropout=0.5, **SIZES)
-
-
-class TestGpt2WithLearntPositions(PolicyContract):
-    @pytest.fixture
-    def policy(self, toy: SimpleNamespace) -> TokenLM:
-        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "resid_pdrop": 0.3}
-        return _wrap(toy, GPT2LMHeadModel, GPT2Config, **sizes)
+        return wrap(toy, Qwen2ForCausalLM, Qwen2Config, tie_word_embeddings=True)
 
 
 class TestQwen3WithMoreIdsThanTheVocabulary(PolicyContract):
     @pytest.fixture
     def policy(self, toy: SimpleNamespace) -> TokenLM:
-        return _wrap(toy, Qwen3ForCausalLM, Qwen3Config, extra_ids=9, head_dim=16, **SIZES)
+        return wrap(toy, Qwen3ForCausalLM, Qwen3Config, extra_ids=9, head_dim=16)
 
 
-def _wrap(toy: SimpleNamespace, model: type, config: type, extra_ids: int = 0, **sizes: object) -> TokenLM:
-    vocabulary = toy.make_vocabulary()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        lm: PreTrainedModel = model(config(vocab_size=vocabulary.size + extra_ids, pad_token_id=0, **sizes))
-    return TokenLM(lm, vocabulary)
+class TestGemmaWithScaledEmbeddings(PolicyContract):
+    @pytest.fixture
+    def policy(self, toy: SimpleNamespace) -> TokenLM:
+        return wrap(toy, GemmaForCausalLM, GemmaConfig, head_dim=16)
+
+
+class TestGemma2WithSoftCappedLogits(PolicyContract):
+    """A cap so low that it bends the logits of a random model, and a window shorter than the prompt."""
+
+    @pytest.fixture
+    def policy(self, toy: SimpleNamespace) -> TokenLM:
+        sizes = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4}
+        return wrap(toy, Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=0.2, **sizes)
+
+
+class TestGpt2WithLearntPositions(PolicyContract):
+    @pytest.fixture
+    def policy(self, toy: SimpleNamespace) -> TokenLM:
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        return wrap(toy, GPT2LMHeadModel, GPT2Config, **sizes)
+
+
+class TestGridWithRowEnds(PolicyContract):
+    """As Emu3 lays pictures out: a size in front, a token behind each row, one behind the last."""
+
+    @pytest.fixture
+    def policy(self, toy: SimpleNamespace) -> TokenLM:
+        return wrap(toy, LlamaForCausalLM, LlamaConfig, vocabulary=row_end_vocabulary(toy))
+
+
+def row_end_vocabulary(toy: SimpleNamespace) -> JointVocabulary:
+    tokenizer = word_tokenizer([*toy.CAPTIONS, "2*2"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<eol>", "<eof>", "<img>"]})
+    grid = ImageGrid(
+        offset=len(tokenizer),
+        num_codes=toy.NUM_CODES,
+        rows=2,
+        columns=2,
+        row_end="<eol>",
+        head="2*2<img>",
+        tail="<eof>",
+    )
+    return JointVocabulary(tokenizer, grid)
+
+
+@pytest.mark.parametrize(
+    ("lm", "config", "options"),
+    [
+        (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 16, "final_logit_softcapping": 0.2}),
+        (CohereForCausalLM, CohereConfig, {"logit_scale": 0.25}),
+        (GraniteForCausalLM, GraniteConfig, {"logits_scaling": 8.0, "embedding_multiplier": 12.0}),
+    ],
+)
+def test_logits_are_those_of_the_class(
+    toy: SimpleNamespace, lm: type, config: type, options: dict[str, object]
+) -> None:
+    policy = wrap(toy, lm, config, **options)
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        theirs = policy.lm(input_ids=ids).logits
+        hidden = policy.backbone(policy.embed(ids), attention_mask=torch.ones_like(ids), positions=ids)
+        plain = policy.lm.get_output_embeddings()(hidden)
+    torch.testing.assert_close(policy.logits(hidden, "text"), theirs)
+    assert not torch.allclose(plain, theirs, atol=1e-3)
+
+
+def test_a_class_with_an_unknown_head_is_refused(toy: SimpleNamespace) -> None:
+    class Doubled(LlamaForCausalLM):
+        def forward(self, *args: object, **kwargs: object) -> object:
+            output = super().forward(*args, **kwargs)
+            output.logits = 2 * output.logits
+            return output
+
+    with pytest.raises(ConfigError, match=r"^Doubled: logits differ by .* docs/policies.md"):
+        wrap(toy, Doubled, LlamaConfig)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_each_attention_implementation_gives_the_same(
+    toy: SimpleNamespace, attention: str, tmp_path: Path
+) -> None:
+    policy = toy.make_policy()
+    policy.save(tmp_path)
+    loaded = TokenLM.load(tmp_path, attention=attention)
+    assert loaded.lm.config._attn_implementation == attention
+    prompts = toy.make_prompts("image")
+    drawn = draw(policy, prompts, random_numbers(policy, prompts))
+    torch.testing.assert_close(score(loaded, drawn).logprobs, drawn.logprobs, atol=1e-5, rtol=0)
+
+
+def test_half_precision_loads_with_a_critic_in_float32(toy: SimpleNamespace, tmp_path: Path) -> None:
+    toy.make_policy().save(tmp_path)
+    policy = TokenLM.load(tmp_path, dtype=torch.bfloat16)
+    assert policy.dtype == torch.bfloat16
+    prompts = toy.make_prompts("image")
+    output = score(policy, draw(policy, prompts, random_numbers(policy, prompts)))
+    assert output.logprobs.dtype == output.values.dtype == torch.float32
+
+
+def test_ppo_05_dropout_of_the_configuration_is_off_everywhere(toy: SimpleNamespace) -> None:
+    policy = wrap(toy, GPT2LMHeadModel, GPT2Config, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    assert policy.lm.config.resid_pdrop == 0.1
+    rates = [module.p for module in policy.modules() if isinstance(module, torch.nn.Dropout)]
+    assert rates and not any(rates)
+    llama = wrap(toy, LlamaForCausalLM, LlamaConfig)
+    assert llama.lm.config.attention_dropout == 0.1
+    assert [layer.self_attn.attention_dropout for layer in llama.lm.model.layers] == [0.0, 0.0]
+
+
+def test_pictures_and_frames_are_shown_in_order(toy: SimpleNamespace) -> None:
+    policy = toy.make_policy()
+    vocabulary = policy.vocabulary
+    frames = np.arange(8).reshape(2, 4) % toy.NUM_CODES
+    clip = [i for frame in frames.tolist() for i in vocabulary.picture(frame)]
+    words = vocabulary.words("black and dark")
+
+    def prompt(direction: str, codes: np.ndarray | None, context: np.ndarray | None) -> Prompt:
+        return Prompt(
+            key="clip", direction=direction, caption="black and dark", codes=codes, context_codes=context
+        )
+
+    last = np.array([3, 2, 1, 0])
+    assert policy.prompt_ids(prompt("text", None, frames)) == [2, *clip]
+    assert policy.prompt_ids(prompt("text", last, frames)) == [2, *clip, *vocabulary.picture(last)]
+    assert policy.prompt_ids(prompt("image", last, frames)) == [2, *clip, *words, 4]
+    assert policy.unconditional_ids(prompt("image", last, frames)) == [2, 4]
+    assert policy.unconditional_ids(prompt("text", last, frames)) == [2]
+    with pytest.raises(ConfigError, match="a picture has 4 codes, found 3"):
+        policy.prompt_ids(prompt("image", last, frames[:, :3]))
+
+
+def test_drawing_from_a_picture_replays(toy: SimpleNamespace) -> None:
+    """Picture in, picture out; prompts with one picture and with two in one batch."""
+    policy = toy.make_policy()
+    made = toy.make_prompts("image", 2)
+    prompts = [
+        replace(prompt, context_codes=np.stack([made[0].codes] * (n + 1))) for n, prompt in enumerate(made)
+    ]
+    drawn = draw(policy, prompts, random_numbers(policy, prompts))
+    torch.testing.assert_close(score(policy, drawn).logprobs, drawn.logprobs, atol=1e-5, rtol=0)
 
 
 def test_the_weights_depend_on_the_seed_alone(toy: SimpleNamespace) -> None:
@@ -137,16 +281,17 @@ def test_a_policy_without_a_saved_critic_starts_one(toy: SimpleNamespace, tmp_pa
 def test_logprobs_are_those_of_the_whole_distribution(toy: SimpleNamespace) -> None:
     """Against the model's own logits, position by position."""
     policy = toy.make_policy()
-    rollout = roll_out(policy, toy, "image", temperature=0.8)
+    prompts = toy.make_prompts("image")
+    drawn = draw(policy, prompts, random_numbers(policy, prompts), temperature=0.8)
     with torch.no_grad():
-        positions = (rollout.attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        positions = (drawn.attention.long().cumsum(1) - 1).clamp(min=0)
         logits = policy.lm(
-            input_ids=rollout.input_ids, attention_mask=rollout.attention_mask.long(), position_ids=positions
-        ).logits[:, rollout.prompt_length - 1 : -1]
-        output = score(policy, rollout)
+            input_ids=drawn.ids, attention_mask=drawn.attention.long(), position_ids=positions
+        ).logits[:, drawn.prompt_length - 1 : -1]
+    output = score(policy, drawn)
     logits = (logits / 0.8)[..., policy.vocabulary.grid.offset :]
     log_probs = logits.log_softmax(-1)
-    codes = rollout.response_ids - policy.vocabulary.grid.offset
+    codes = drawn.responses - policy.vocabulary.grid.offset
     chosen = log_probs.gather(-1, codes[..., None])[..., 0]
     torch.testing.assert_close(output.logprobs, chosen, atol=1e-5, rtol=0)
     torch.testing.assert_close(output.entropy, -(log_probs.exp() * log_probs).sum(-1), atol=1e-5, rtol=0)

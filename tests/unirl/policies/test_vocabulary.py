@@ -5,9 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from unirl.errors import ConfigError
+from unirl.errors import ConfigError, RolloutError
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary, word_tokenizer
 
 CAPTIONS = ("a red circle, left", "a blue circle")
@@ -114,6 +115,99 @@ def test_room_between_words_and_codes_belongs_to_neither() -> None:
     assert vocabulary.size == 25
     for direction in ("text", "image"):
         assert not vocabulary.allowed(direction)[12:20].any()
+
+
+@pytest.fixture(scope="module")
+def emu() -> JointVocabulary:
+    """2 x 3 codes with row ends, laid out as Emu3 does, the codes being tokens of the tokenizer."""
+    tokenizer = word_tokenizer([*CAPTIONS, "2*3"])
+    marks = ["<eol>", "<eof>", "<img>", "<start>", "<end>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    offset = len(tokenizer)
+    tokenizer.add_tokens([f"<visual {code}>" for code in range(5)])
+    tokenizer.add_tokens(["<behind>"])
+    grid = ImageGrid(
+        offset=offset,
+        num_codes=5,
+        rows=2,
+        columns=3,
+        row_end="<eol>",
+        begin_image="<start>",
+        end_image="<end>",
+        head="2*3<img>",
+        tail="<eof>",
+    )
+    return JointVocabulary(tokenizer, grid)
+
+
+def test_a_picture_with_row_ends(emu: JointVocabulary) -> None:
+    ids = emu.picture([0, 4, 1, 1, 2, 3])
+    names = emu.tokenizer.convert_ids_to_tokens(ids)
+    assert " ".join(names) == (
+        "<start> 2 * 3 <img> <visual 0> <visual 4> <visual 1> <eol> "
+        "<visual 1> <visual 2> <visual 3> <eol> <eof> <end>"
+    )
+    assert emu.start_of_picture == ids[:5] and emu.drawing([0, 4, 1, 1, 2, 3]) == ids[5:-2]
+    assert emu.grid.length == 6 and emu.grid.response_length == 8
+
+
+def test_a_row_end_is_the_only_id_at_its_place(emu: JointVocabulary) -> None:
+    allowed = emu.allowed("image")
+    assert allowed.shape == (8, emu.size)
+    for place in range(8):
+        ids = allowed[place].nonzero().flatten().tolist()
+        codes = list(range(emu.grid.offset, emu.grid.offset + 5))
+        assert ids == ([emu.row_end] if place in (3, 7) else codes)
+
+
+def test_text_holds_no_code_although_the_tokenizer_knows_them(emu: JointVocabulary) -> None:
+    allowed = emu.allowed("text")
+    tokens = emu.tokenizer.convert_ids_to_tokens(allowed.nonzero().flatten().tolist())
+    assert {"<eos>", "<behind>", "circle"} <= set(tokens) and emu.size == len(emu.tokenizer)
+    assert not [token for token in tokens if token.startswith("<visual")]
+    assert not {"<start>", "<end>", "<eol>", "<eof>", "<img>"} & set(tokens)
+    with pytest.raises(ConfigError, match=r"caption 'a <visual 3> circle' holds '<visual 3>'"):
+        emu.words("a <visual 3> circle")
+
+
+def test_drawings_go_back_to_codes(vocabulary: JointVocabulary, emu: JointVocabulary) -> None:
+    codes = torch.tensor([[0, 4, 1, 1, 2, 3], [4, 4, 4, 0, 0, 0]])
+    for each in (vocabulary, emu):
+        drawings = torch.tensor([each.drawing(row) for row in codes.tolist()])
+        assert each.codes(drawings).equal(codes)
+
+
+def test_a_wrong_number_of_image_tokens_is_refused(vocabulary: JointVocabulary, emu: JointVocabulary) -> None:
+    with pytest.raises(RolloutError, match=r"a drawing has 6 ids \(2 x 3 codes\), found .* \(1, 5\)"):
+        vocabulary.codes(torch.full((1, 5), 12))
+    with pytest.raises(RolloutError, match=r"8 ids \(2 x 3 codes and a row end behind each row\), found .*6"):
+        emu.codes(torch.full((1, 6), emu.grid.offset))
+
+
+def test_a_drawing_with_a_wrong_id_is_refused(vocabulary: JointVocabulary, emu: JointVocabulary) -> None:
+    drawing = torch.tensor([emu.drawing([0] * 6)] * 2)
+    drawing[1, 7] = emu.grid.offset
+    with pytest.raises(
+        RolloutError, match=rf"row 1: line 1 .* ends with id {emu.grid.offset}, .* {emu.row_end}"
+    ):
+        emu.codes(drawing)
+    plain = torch.tensor([vocabulary.drawing([0] * 6)])
+    plain[0, 2] = 3
+    with pytest.raises(
+        RolloutError, match=r"row 0: id 3 at place 2 is no image code; codes have ids 12 to 16"
+    ):
+        vocabulary.codes(plain)
+
+
+def test_the_whole_grid_goes_to_disk_and_an_old_file_still_loads(
+    emu: JointVocabulary, vocabulary: JointVocabulary, tmp_path: Path
+) -> None:
+    emu.save(tmp_path)
+    assert JointVocabulary.load(tmp_path).grid == emu.grid
+    vocabulary.save(tmp_path)
+    old = {"offset": 12, "num_codes": 5, "rows": 2, "columns": 3}
+    (tmp_path / "image_grid.json").write_text(json.dumps(old))
+    assert JointVocabulary.load(tmp_path).grid == vocabulary.grid
 
 
 def test_a_tokenizer_without_image_marks_is_refused() -> None:
