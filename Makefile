@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-slow lint bench soak clean
+.PHONY: help install demo test test-slow lint bench oracle soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+%?:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench: bench-storage bench-ingest bench-numbers ## Every benchmark, into benchma
 
 bench-%: $(STAMP) ## One benchmark, into benchmarks/NAME.json
 	$(BIN)/python -m tools.bench.$*
+
+oracle: $(STAMP) ## Compare the algorithms with verl and OpenRLHF themselves, in an environment of their own
+	$(BIN)/python -m tools.oracle
 
 soak: $(STAMP) ## Kill, fill and starve a store for an hour or so; the fast tests hold short forms
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak
