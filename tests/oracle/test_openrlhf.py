@@ -16,7 +16,7 @@ openrlhf = pytest.importorskip("openrlhf", reason="OpenRLHF is not installed; ru
 
 
 def module_of(name: str) -> ModuleType:
-    """A module of `openrlhf.models` without its package and without DeepSpeed, which need compiled GPU code."""
+    """A module of `openrlhf.models` without its package and DeepSpeed, which need compiled GPU code."""
     sys.modules.setdefault("deepspeed", ModuleType("deepspeed"))
     package = ModuleType("openrlhf.models")
     package.__path__ = [f"{openrlhf.__path__[0]}/models"]
