@@ -1,78 +1,84 @@
-"""How the rows of one batch are read, decoded and put together."""
+"""How the rows of one batch are read, decoded and put together: the stages, declared, and their run."""
 
 from __future__ import annotations
 
 import difflib
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from datapipe.bad_samples import BadSampleBudget
+from datapipe.batch_stages import Collate, Fetch, ToDevice, on_device
 from datapipe.batching import Share
-from datapipe.collate import Batch, as_tensor, write_pixels, write_transformed
-from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE, decode_image
-from datapipe.decode.resize import Resample
-from datapipe.errors import DataError, LoaderError, SampleError
+from datapipe.collate import Batch
+from datapipe.device import CudaStreams, DeviceCopier, cuda_device
+from datapipe.draft import IMAGES, Draft, Piece
+from datapipe.errors import LoaderError
+from datapipe.fields import BatchContents
 from datapipe.pipeline import StageCounters, run_pipeline
-from datapipe.stages import STALL_S, Pipeline, Stage
-from datapipe.transforms import Transform, apply_transforms, sample_generator
-from storage import StorageError, TensorColumn, TensorColumnError, View
+from datapipe.ring import BufferRing
+from datapipe.row_columns import RowColumns
+from datapipe.sample_stages import (
+    DecodeSamples,
+    TokenizeSample,
+    TokenizeSamples,
+    TransformSample,
+    TransformSamples,
+    check_parts_travel,
+    decode_function,
+)
+from datapipe.stages import STALL_S, Pipeline, Samples, Stage, StageOptions
+from storage import View
 
-__all__ = ["BatchSource", "ImageField"]
+__all__ = ["BatchSource"]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageField:
-    """How blobs become pixels."""
-
-    size: tuple[int, int] | None  # (height, width) pixels; others are resized; None keeps each one's own
-    resample: Resample = "bilinear"  # filter of the resizing, antialiased by default
-    background: tuple[int, int, int] = WHITE  # RGB 0..255 behind transparent pixels
-    max_pixels: int = DEFAULT_MAX_PIXELS  # budget read from the header
-    transforms: tuple[Transform, ...] = ()  # applied in order after decoding, see datapipe.transforms
+_GROUP_BYTES: Final = 4 << 20
+_GROUP_BATCHES: Final = 32
+_IN_THREADS_ONLY: Final = ("fetch", "collate", "device")
 
 
 class BatchSource:
-    """Makes batches from positions in a view. Metadata is held in Arrow memory, not in objects."""
+    """Makes batches from positions in a view."""
 
     def __init__(
-        self, view: View, *, image: ImageField | None, tensors: Sequence[str], columns: Sequence[str]
+        self,
+        view: View,
+        contents: BatchContents,
+        *,
+        num_threads: int,
+        prefetch_batches: int,
+        timeout_s: float | None,
+        options: Mapping[str, StageOptions],
+        device: Any,
     ) -> None:
         store = view.store
-        _check_names("column", columns, store.columns)
-        _check_names("tensor column", tensors, store.tensor_columns)
-        self._store = store
+        _check_names("column", contents.read_columns, store.columns)
+        _check_names("tensor column", contents.tensors, store.tensor_columns)
+        taken = {IMAGES, *contents.tensors} & set(contents.fields)
+        if taken:
+            raise LoaderError(f"fields are named {sorted(taken)}, which the batch has already; rename them")
         self._rows: NDArray[np.int64] = np.ascontiguousarray(view.rows, dtype=np.int64)
-        self._image = image
-        self._tensors = {name: store.tensor(name) for name in tensors}
-        self._columns = tuple(columns)
-        wanted = list(dict.fromkeys(["key", *columns]))
-        self._table: pa.Table = view.to_arrow(wanted).combine_chunks()
-
-    def pipeline(self, *, num_threads: int, prefetch_batches: int, timeout_s: float | None) -> Pipeline:
-        """The stages that a batch goes through before it is put together, in `num_threads` pieces."""
-        pieces = prefetch_batches * (1 if self._image is None else num_threads)
-
-        def stage(name: str, function: Callable[[_Piece], _Piece]) -> Stage:
-            return Stage(
-                name=name,
-                function=function,
-                concurrency=num_threads,
-                queue_size=pieces,
-                timeout_s=timeout_s,
-            )
-
-        stages = [stage("fetch", self._fetch)]
-        if self._image is not None:
-            stages.append(stage("decode", self._decode))
-            if self._image.transforms:
-                stages.append(stage("transform", self._transform))
-        return Pipeline(stages=tuple(stages), max_in_flight=pieces, watchdog_s=STALL_S)
+        self._contents = contents
+        self._tensors = {name: store.tensor(name) for name in contents.tensors}
+        wanted = cuda_device(device)
+        self._copier = None if wanted is None else DeviceCopier(CudaStreams(wanted))
+        num_arrays = len(contents.tensors) + len(contents.fields) + 1
+        self._ring = BufferRing(
+            num_kept=(prefetch_batches + 2) * num_arrays, is_pinned=self._copier is not None
+        )
+        self._options = dict(options)
+        self._num_threads, self._timeout_s = num_threads, timeout_s
+        workers = [num_threads, *(made.concurrency or 1 for made in options.values())]
+        self._num_pieces = max(workers) if contents.is_per_sample else 1
+        self._max_in_flight = prefetch_batches * self._num_pieces
+        stages = tuple(self._stages(view))
+        _check_names("stage", options, [stage.name for stage in stages], of="the loader")
+        self.pipeline = Pipeline(stages=stages, max_in_flight=self._max_in_flight, watchdog_s=STALL_S)
 
     def batches(
         self,
@@ -80,161 +86,123 @@ class BatchSource:
         *,
         seed: int,
         epoch: int,
-        pipeline: Pipeline,
         counters: Sequence[StageCounters],
+        bad_by_reason: Counter[str],
     ) -> Iterator[Batch]:
-        """Batches of places in the view, in order. Transforms draw by seed and epoch."""
-        num_pieces = 1 if self._image is None else pipeline.stages[0].concurrency
+        """Batches of places in the view, in order. Transforms and fields draw by seed and epoch."""
+        budget = BadSampleBudget(self.pipeline, bad_by_reason)
         drafts = (self._draft(share, seed, epoch) for share in shares)
-        pieces = ((piece, piece) for draft in drafts for piece in draft.pieces(num_pieces))
-        with closing(run_pipeline(pipeline, pieces, counters=counters)) as done:  # type: ignore[type-var]
+        pieces = ((piece, piece) for piece in self._pieces(drafts))
+        with closing(run_pipeline(self.pipeline, pieces, counters=counters)) as done:  # type: ignore[type-var]
             for piece in done:
-                if piece.is_last:
-                    yield self._finish(piece.draft)
+                # What was handed out is referred to by nothing here, so that its memory can be lent again.
+                finished = piece.drafts[::-1] if piece.is_last else []
+                piece.let_go()
+                while finished:
+                    yield self._finish(finished.pop(), budget)
 
-    def _draft(self, share: Share, seed: int, epoch: int) -> _Draft:
-        picked = self._table.take(pa.array(share.positions))
-        keys = picked.column("key").to_pylist()
-        size = share.image_size or (None if self._image is None else self._image.size)
-        return _Draft(
-            rows=self._rows[share.positions], keys=keys, picked=picked, size=size, seed=seed, epoch=epoch
+    def close(self) -> None:
+        """Let go of the memory that waits for the next batches."""
+        self._ring.clear()
+        if self._copier is not None:
+            self._copier.close()
+
+    def _finish(self, draft: Draft, budget: BadSampleBudget) -> Batch:
+        budget.check(draft)
+        batch = draft.batch
+        if batch is None:
+            raise LoaderError(f"rows {draft.rows} came through the stages without being put together")
+        if self._copier is None or draft.in_flight is None:
+            return batch
+        return on_device(batch, self._copier.hand_out(draft.in_flight))
+
+    def _draft(self, share: Share, seed: int, epoch: int) -> Draft:
+        image = self._contents.image
+        size = share.image_size or (None if image is None else image.size)
+        return Draft(rows=self._rows[share.positions], size=size, seed=seed, epoch=epoch, ring=self._ring)
+
+    def _pieces(self, drafts: Iterator[Draft]) -> Iterator[Piece]:
+        """Parts of batches where rows take work; else several batches at once, more and more of them."""
+        if self._contents.is_per_sample:
+            for draft in drafts:
+                yield from draft.pieces(self._num_pieces)
+            return
+        row_bytes = sum(made.dtype.itemsize * int(np.prod(made.shape)) for made in self._tensors.values())
+        wanted = 1
+        while group := list(islice(drafts, wanted)):
+            num_rows = max(len(draft.rows) for draft in group)
+            yield Piece(drafts=group, start=0, stop=len(group[0].rows), at=0)
+            most = _GROUP_BYTES // max(1, row_bytes * num_rows)
+            wanted = max(1, min(2 * wanted, most, _GROUP_BATCHES))
+
+    def _stages(self, view: View) -> Iterator[Stage]:
+        held, image = self._contents, self._contents.image
+        yield self._stage(
+            "fetch",
+            Fetch(
+                view.store,
+                columns=RowColumns(view, held.read_columns),
+                tensors=self._tensors,
+                fields=held.fields,
+                texts=held.texts,
+                needs_blob=held.needs_blob,
+                is_staged=self._copier is not None,
+            ),
         )
+        if image is not None or held.fields:
+            is_sent = self._is_process("decode")
+            if is_sent:
+                fields = {f"fields[{name!r}]": field for name, field in held.fields.items()}
+                check_parts_travel("decode", fields)
+            samples = DecodeSamples(image, held.fields, is_sent=is_sent)
+            yield self._stage("decode", decode_function(image, held.fields), samples)
+        if image is not None and image.transforms:
+            if self._is_process("transform"):
+                parts = {f"transforms[{place}]": part for place, part in enumerate(image.transforms)}
+                check_parts_travel("transform", parts)
+            yield self._stage("transform", TransformSample(image.transforms), TransformSamples(image))
+        if held.texts:
+            if self._is_process("tokenize"):
+                tokenizers = {
+                    f"texts[{name!r}].tokenizer": text.tokenizer for name, text in held.texts.items()
+                }
+                check_parts_travel("tokenize", tokenizers)
+            yield self._stage("tokenize", TokenizeSample(dict(held.texts)), TokenizeSamples(held.texts))
+        yield self._stage("collate", Collate(held), concurrency=1)
+        if self._copier is not None:
+            yield self._stage("device", ToDevice(self._copier), concurrency=1)
 
-    def _finish(self, draft: _Draft) -> Batch:
-        return Batch(
-            rows=draft.rows,
-            keys=draft.keys,
-            images=None if self._image is None else as_tensor(draft.all_pixels()),
-            tensors={name: as_tensor(draft.gathered[name]) for name in self._tensors},
-            columns={name: draft.picked.column(name).to_pylist() for name in self._columns},
-        )
+    def _is_process(self, name: str) -> bool:
+        return name in self._options and self._options[name].executor == "process"
 
-    def _fetch(self, piece: _Piece) -> _Piece:
-        draft = piece.draft
-        if piece.start == 0:
-            draft.gathered = {
-                name: _read_tensor(column, draft.rows) for name, column in self._tensors.items()
-            }
-        if self._image is not None:
-            for index in piece.indices():
-                try:
-                    piece.blobs.append(self._store.blob(int(draft.rows[index])))
-                except (StorageError, OSError) as error:
-                    raise draft.failure(index, error) from error
-        return piece
-
-    def _decode(self, piece: _Piece) -> _Piece:
-        draft, image = piece.draft, self._image
-        if image is None:
-            return piece
-        for index, blob in zip(piece.indices(), piece.blobs):
-            try:
-                pixels = decode_image(
-                    blob,
-                    size=draft.size,
-                    resample=image.resample,
-                    background=image.background,
-                    max_pixels=image.max_pixels,
-                )
-                if image.transforms:
-                    piece.decoded.append(pixels)
-                else:
-                    write_pixels(pixels, draft.place(index, (3, *pixels.shape[:2])))
-            except (DataError, OSError) as error:
-                raise draft.failure(index, error) from error
-        piece.blobs.clear()
-        return piece
-
-    def _transform(self, piece: _Piece) -> _Piece:
-        draft, transforms = piece.draft, () if self._image is None else self._image.transforms
-        for index, decoded in zip(piece.indices(), piece.decoded):
-            generator = sample_generator(seed=draft.seed, epoch=draft.epoch, key=draft.keys[index])
-            try:
-                pixels = apply_transforms(as_tensor(decoded.transpose(2, 0, 1)), transforms, generator)
-                write_transformed(pixels, draft.place(index, tuple(pixels.shape)))
-            except DataError as error:
-                raise draft.failure(index, error) from error
-        piece.decoded.clear()
-        return piece
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A batch while it is made."""
-
-    rows: NDArray[np.int64]
-    keys: list[str]
-    picked: pa.Table
-    size: tuple[int, int] | None  # (height, width) that pictures are decoded to
-    seed: int
-    epoch: int
-    pixels: NDArray[np.float32] | None = None
-    gathered: dict[str, NDArray[np.generic]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def place(self, index: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Where the pixels of a row go; the first one that is finished sets the shape of the batch."""
-        with self.lock:
-            if self.pixels is None:
-                self.pixels = np.empty((len(self.rows), *shape), np.float32)
-        if self.pixels.shape[1:] != shape:
-            raise DataError(
-                f"its pixels are {shape}, those of the batch {self.pixels.shape[1:]}; give ImageField a size "
-                f"or end the transforms with one that sets it"
+    def _stage(
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        samples: Samples | None = None,
+        concurrency: int | None = None,
+    ) -> Stage:
+        wanted = self._options.get(name, StageOptions())
+        if name in _IN_THREADS_ONLY and wanted.executor != "thread":
+            raise LoaderError(
+                f"stage {name!r}: executor is {wanted.executor!r}; it hands on memory of this process, "
+                f"leave it in threads"
             )
-        return self.pixels[index]
-
-    def all_pixels(self) -> NDArray[np.float32]:
-        """The pixels; of a batch without rows, an empty array."""
-        return np.empty((0, 3, *(self.size or (0, 0))), np.float32) if self.pixels is None else self.pixels
-
-    def pieces(self, num_pieces: int) -> Iterator[_Piece]:
-        num_rows = len(self.rows)
-        bounds = np.linspace(0, num_rows, min(num_pieces, max(num_rows, 1)) + 1).astype(int)
-        for start, stop in pairwise(bounds.tolist()):
-            yield _Piece(draft=self, start=start, stop=stop, at=start)
-
-    def failure(self, index: int, error: Exception) -> SampleError:
-        return SampleError(f"sample {self.keys[index]!r} (row {int(self.rows[index])}): {error}")
+        return Stage(
+            name=name,
+            function=function,
+            concurrency=wanted.concurrency or concurrency or self._num_threads,
+            queue_size=wanted.queue_size or self._max_in_flight,
+            executor=wanted.executor,
+            max_failures=wanted.max_failures,
+            timeout_s=wanted.timeout_s or self._timeout_s,
+            samples=samples,
+        )
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Neighbouring rows of a batch, which one worker is at. Its text is the key that the worker is at."""
-
-    draft: _Draft
-    start: int
-    stop: int
-    at: int
-    blobs: list[memoryview] = field(default_factory=list)
-    decoded: list[NDArray[np.uint8]] = field(default_factory=list)  # for the transforms
-
-    @property
-    def is_last(self) -> bool:
-        return self.stop == len(self.draft.rows)
-
-    def indices(self) -> Iterator[int]:
-        for index in range(self.start, self.stop):
-            self.at = index
-            yield index
-
-    def __str__(self) -> str:
-        return self.draft.keys[self.at] if self.draft.keys else "(none)"
-
-
-def _read_tensor(column: TensorColumn, rows: NDArray[np.int64]) -> NDArray[np.generic]:
-    """A view of the map for consecutive rows of one shard, which copies nothing; else one gather."""
-    if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
-        try:
-            return column[int(rows[0]) : int(rows[-1]) + 1]
-        except TensorColumnError:
-            pass  # the rows lie in two shards
-    return column.gather(rows)
-
-
-def _check_names(what: str, names: Sequence[str], known: Iterable[str]) -> None:
+def _check_names(what: str, names: Iterable[str], known: Iterable[str], of: str = "the store") -> None:
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, list(known), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise LoaderError(f"the store has no {what} {name!r}; it has {sorted(known)}{hint}")
+            raise LoaderError(f"{of} has no {what} {name!r}; it has {sorted(known)}{hint}")

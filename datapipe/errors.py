@@ -53,8 +53,16 @@ class LoaderError(DataError):
 
 
 class SampleError(DataError):
-    """One sample failed while a batch was made. The message names its key and row."""
+    """Samples failed while a batch was made: one, or more than may. The message names each key and row."""
 
 
 class StageError(DataError, RuntimeError):
-    """A stage of a pipeline that cannot run as declared, or a worker of it that exited, died or hung."""
+    """A stage of a pipeline that cannot run as declared, or a worker of it that exited, died or hung.
+
+    Attributes:
+        reason: A stable code such as `timed_out` or `died`, or the name of what a process raised.
+    """
+
+    def __init__(self, message: str, reason: str = "stage") -> None:
+        super().__init__(message)
+        self.reason = reason

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from datapipe.batch_job import BatchSource, ImageField
+from datapipe.batch_job import BatchSource
 from datapipe.batching import Batches, Buckets, FixedBatches, Share
 from datapipe.buckets import Balance, TokenBatches
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
+from datapipe.fields import BatchContents, Field, ImageField, TextField
 from datapipe.loader_stats import LoaderMeter, LoaderStats
 from datapipe.order import BlockShuffle, Order, ViewOrder
 from datapipe.pipeline import StageCounters
-from datapipe.stages import Pipeline
+from datapipe.stages import Pipeline, StageOptions
 from storage import View
 
-__all__ = ["Batch", "ImageField", "Loader", "LoaderState"]
+__all__ = ["Batch", "Field", "ImageField", "Loader", "LoaderState", "StageOptions", "TextField"]
 
 _STATE_VERSION: Final = 1
 
@@ -58,6 +61,8 @@ class Loader:
         image: ImageField | None = ImageField(size=(32, 32)),  # noqa: B008 - frozen
         tensors: Sequence[str] = (),
         columns: Sequence[str] = ("caption",),
+        fields: Mapping[str, Field] | None = None,
+        texts: Mapping[str, TextField] | None = None,
         seed: int = 0,
         shuffle: bool = True,
         order: Order | None = None,
@@ -67,6 +72,8 @@ class Loader:
         num_threads: int = 2,
         prefetch_batches: int = 4,
         timeout_s: float | None = 600.0,
+        stages: Mapping[str, StageOptions] | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         """Args:
         view: Rows to visit, from `store.select`.
@@ -75,6 +82,9 @@ class Loader:
         image: How blobs become pixels; None leaves them alone.
         tensors: Names of tensor columns.
         columns: Names of metadata columns.
+        fields: Further tensors made from rows, such as clips of videos; by the name that they get in
+            `batch.tensors`.
+        texts: Metadata columns to tokenize; they come as `batch.tokens`.
         seed: Sets the order, together with the epoch.
         shuffle: False visits the rows in the order of the view.
         order: Another order than these two, such as `FullShuffle()`; then `shuffle` says nothing.
@@ -83,14 +93,32 @@ class Loader:
         world_size: Number of processes that share each batch.
         num_threads: Threads that read and decode.
         prefetch_batches: Batches being made or waiting; bounds memory.
-        timeout_s: Seconds that a piece of a batch may take in a stage before that is an error; None waits.
+        timeout_s: Seconds that a sample may take in a stage before that is an error; None waits.
+        stages: How a stage is to run where it is not to run as these say: workers, queue, executor, budget.
+        device: A CUDA device that batches are copied to ahead of their use; None leaves them to the host.
 
         Raises:
             LoaderError: For an unknown column, numbers out of range, or a view without a single batch.
+            StageError: For a function that is to run in a process and cannot be sent to one; names it.
         """
         _check_numbers(rank, world_size, num_threads, prefetch_batches)
         _check_batch(batch_size, buckets, world_size)
-        self._source = BatchSource(view, image=image, tensors=tensors, columns=columns)
+        contents = BatchContents(
+            image=image,
+            tensors=tuple(tensors),
+            columns=tuple(columns),
+            fields=dict(fields or {}),
+            texts=dict(texts or {}),
+        )
+        self._source = BatchSource(
+            view,
+            contents,
+            num_threads=num_threads,
+            prefetch_batches=prefetch_batches,
+            timeout_s=timeout_s,
+            options=stages or {},
+            device=device,
+        )
         self._rows: NDArray[np.int64] = np.ascontiguousarray(view.rows, dtype=np.int64)
         self._batch_size, self._buckets, self._drop_last = batch_size or 0, buckets, drop_last
         self._batches = lru_cache(maxsize=2)(self._cut_epoch)
@@ -98,12 +126,10 @@ class Loader:
         self._order: Order = order or (BlockShuffle() if shuffle else ViewOrder())
         self._num_samples = self._order.num_samples(len(self._rows))
         self._rank, self._world_size = rank, world_size
-        self._pipeline = self._source.pipeline(
-            num_threads=num_threads, prefetch_batches=prefetch_batches, timeout_s=timeout_s
-        )
         self._stage_counters = [
-            StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in self._pipeline.stages
+            StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in self.pipeline.stages
         ]
+        self._running: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
         self._meter = LoaderMeter(view.store, self._stage_counters)
         self._epoch = self._consumed = self._start_at = 0
         if len(self) == 0:
@@ -136,7 +162,7 @@ class Loader:
     @property
     def pipeline(self) -> Pipeline:
         """The stages, their workers and bounds; `print(loader.pipeline)` shows them."""
-        return self._pipeline
+        return self._source.pipeline
 
     def stats(self) -> LoaderStats:
         """Samples, bytes, and the times of the stages and of the caller, over all iterations so far."""
@@ -150,15 +176,23 @@ class Loader:
         """Iterate over what is left of the epoch; threads run until the iterator ends or is dropped.
 
         Raises:
-            SampleError: When a sample cannot be read or decoded; names its key and row.
+            SampleError: When more samples cannot be read or decoded than may be left out; names key and row.
         """
         epoch, start, self._start_at = self._epoch, self._start_at, 0
-        return self._iterate(epoch, start)
+        batches = self._iterate(epoch, start)
+        self._running.add(batches)
+        return batches
 
     def forever(self) -> Iterator[Batch]:
         """Iterate over epoch after epoch without end."""
         while True:
             yield from self
+
+    def close(self) -> None:
+        """End all iterations that are under way, their threads and processes, and give back memory."""
+        for batches in list(self._running):
+            batches.close()
+        self._source.close()
 
     def state_dict(self) -> dict[str, int]:
         """The position after the last batch handed out, as plain integers for JSON."""
@@ -197,11 +231,15 @@ class Loader:
         self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
         self._start_at = self._consumed
 
-    def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _iterate(self, epoch: int, start: int) -> Generator[Batch, None, None]:
         self._epoch, self._consumed = epoch, start
         shares, batches = self._shares(epoch, start), self._batches(epoch)
         made = self._source.batches(
-            shares, seed=self._seed, epoch=epoch, pipeline=self._pipeline, counters=self._stage_counters
+            shares,
+            seed=self._seed,
+            epoch=epoch,
+            counters=self._stage_counters,
+            bad_by_reason=self._meter.bad,
         )
         for index, batch in enumerate(self._meter.timed(made)):
             self._epoch, self._consumed = epoch, batches.bounds(start, index)[1]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from datapipe.collate import Batch
@@ -40,12 +41,15 @@ class LoaderStats:
     """All iterations of a loader so far."""
 
     batches: int
-    samples: int  # of this rank
+    samples: int  # of this rank, bad ones not counted
     elapsed_s: float  # from asking for a batch to asking for the next, added up
     wait_s: float  # of these, spent waiting for the loader
     bytes_read: int  # blobs and tensors, by the store's handle and whoever else uses it
     bytes_copied: int  # of these, copied on the way
     stages: tuple[StageStats, ...]
+    bad: dict[str, int] = field(default_factory=dict)  # reason -> samples that were left out
+    tokens: int = 0  # of the tokenized texts
+    padding: int = 0  # places beside them that hold no token
 
     @property
     def samples_per_s(self) -> float:
@@ -57,6 +61,17 @@ class LoaderStats:
         return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
+    def bad_fraction(self) -> float:
+        """Share of the samples that were bad, 0..1."""
+        num_bad = sum(self.bad.values())
+        return num_bad / (num_bad + self.samples) if num_bad else 0.0
+
+    @property
+    def padding_fraction(self) -> float:
+        """Share of the places of the tokenized texts that are padding, 0..1."""
+        return self.padding / (self.tokens + self.padding) if self.padding else 0.0
+
+    @property
     def bottleneck(self) -> str:
         """The busiest stage, or `caller` where the caller waits for less than a twentieth of the time."""
         if self.wait_fraction < _ENOUGH_FRACTION:
@@ -66,7 +81,7 @@ class LoaderStats:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, the derived ones included."""
         stages = [{**asdict(stage), "busy_fraction": stage.busy_fraction} for stage in self.stages]
-        derived = ("samples_per_s", "wait_fraction", "bottleneck")
+        derived = ("samples_per_s", "wait_fraction", "bottleneck", "bad_fraction", "padding_fraction")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}, "stages": stages}
 
 
@@ -77,7 +92,8 @@ class LoaderMeter:
         self._counters = store.counters
         self._read, self._copied = self._counters.bytes_read, self._counters.bytes_copied
         self._stages = stages
-        self._batches = self._samples = 0
+        self._batches = self._samples = self._tokens = self._places = 0
+        self.bad: Counter[str] = Counter()
         self._wait_s = self._away_s = 0.0
 
     def timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -91,6 +107,9 @@ class LoaderMeter:
                 return
             self._batches += 1
             self._samples += len(batch)
+            for held in batch.tokens.values():
+                self._places += held.ids.numel()
+                self._tokens += held.num_tokens
             yield batch
             self._away_s += time.monotonic() - given
 
@@ -114,4 +133,7 @@ class LoaderMeter:
                 )
                 for stage in self._stages
             ),
+            bad=dict(self.bad),
+            tokens=self._tokens,
+            padding=self._places - self._tokens,
         )

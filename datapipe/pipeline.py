@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from datapipe.errors import StageError
 from datapipe.stage_process import StageProcess
-from datapipe.stages import Pipeline, Stage
+from datapipe.stages import Pipeline, Samples, Stage
 
 __all__ = ["StageCounters", "run_pipeline"]
 
@@ -28,7 +29,7 @@ class StageCounters:
     name: str
     concurrency: int
     num_items: int = 0  # done, failed ones included
-    num_failed: int = 0  # left out within the budget
+    num_failed: int = 0
     busy_s: float = 0.0  # in the function
     idle_s: float = 0.0  # waiting for an item
     blocked_s: float = 0.0  # with a result that the next stage has no room for
@@ -44,9 +45,10 @@ def run_pipeline(
     """Yield what becomes of items, in their order, whatever the concurrency of the stages.
 
     At most `pipeline.capacity` items are drawn and not yet handed out. The first error is raised in its
-    place in the order. When the iterator ends, fails, is closed or is dropped, waiting items are dropped,
-    running ones are waited for (in processes: ended), and no worker is left. A thread that hangs longer than
-    the watchdog's time cannot be ended: it is named in a warning and does not keep the program from exiting.
+    place in the order, and budgets are counted in that order too, so that neither depends on threads. When
+    the iterator ends, fails, is closed or is dropped, waiting items are dropped, running ones are waited for
+    (in processes: ended), and no worker is left. A thread that hangs longer than the watchdog's time cannot
+    be ended: it is named in a warning and does not keep the program from exiting.
 
     Args:
         pipeline: What to run.
@@ -55,8 +57,9 @@ def run_pipeline(
         counters: One for each stage, to be added to.
 
     Raises:
-        StageError: When a worker exits, dies or hangs. Other errors of a stage's function come as they are
-            from threads, and as StageError from processes.
+        StageError: When a worker exits, dies or hangs, when a budget is used up (with all failures of the
+            stage), or when the iterator is used in a forked process. Other errors of a stage's function come
+            as they are from threads, and as StageError from processes.
     """
     counted = (
         [StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in pipeline.stages]
@@ -77,7 +80,16 @@ class _Task:
     key: object
     value: Any
     error: BaseException | None = None
-    is_left_out: bool = False
+    failed_at: _Lane | None = None
+
+
+@dataclass(slots=True)
+class _Busy:
+    """What a worker is at. A sample of an item has a time of its own."""
+
+    task: _Task
+    began: float
+    sample_began: float
 
 
 @dataclass(slots=True)
@@ -87,8 +99,8 @@ class _Lane:
     stage: Stage
     counters: StageCounters
     waiting: deque[_Task] = field(default_factory=deque)
-    busy: dict[str, tuple[_Task, float]] = field(default_factory=dict)  # worker -> task, when it began
-    num_failed: int = 0
+    busy: dict[str, _Busy] = field(default_factory=dict)  # by worker
+    failures: list[str] = field(default_factory=list)  # what was left out, and why
 
 
 class _Run:
@@ -102,6 +114,7 @@ class _Run:
         self._done: dict[int, _Task] = {}
         self._condition = threading.Condition()
         self._is_stopped = False
+        self._pid = os.getpid()
         self._threads: list[tuple[threading.Thread, _Lane]] = []
         self._processes: list[StageProcess] = []
 
@@ -121,6 +134,8 @@ class _Run:
                 thread.start()
 
     def stop(self) -> None:
+        if os.getpid() != self._pid:
+            return  # the workers are the parent's
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()
@@ -150,10 +165,10 @@ class _Run:
                 return
             task = self._await(handed_out)
             handed_out += 1
-            if task.error is not None:
-                raise task.error
-            if not task.is_left_out:
+            if task.failed_at is None:
                 yield task.value
+            else:
+                self._settle_failure(task.failed_at, task)
 
     def _admit(self, task: _Task) -> None:
         with self._condition:
@@ -161,6 +176,11 @@ class _Run:
             self._condition.notify_all()
 
     def _await(self, number: int) -> _Task:
+        if os.getpid() != self._pid:
+            raise StageError(
+                f"the iterator was begun in process {self._pid} and is used in {os.getpid()}, which has none "
+                f"of its workers; begin to iterate after the fork"
+            )
         began = warned = time.monotonic()
         with self._condition:
             while number not in self._done:
@@ -175,14 +195,29 @@ class _Run:
     def _work(self, place: int, process: StageProcess | None) -> None:
         lane, worker = self._lanes[place], threading.current_thread().name
         call: Callable[[str, Any], Any] = process or (lambda key, value: lane.stage.function(value))
+        samples = lane.stage.samples
         following = self._lanes[place + 1] if place + 1 < len(self._lanes) else None
         while (task := self._take(lane, worker)) is not None:
             try:
-                task.value = call(str(task.key), task.value)
+                if samples is None:
+                    task.value = call(str(task.key), task.value)
+                else:
+                    self._each_sample(samples, call, task.value, lane.busy[worker])
             except BaseException as error:  # raised again by the consumer
                 task.error = error
             self._pass_on(lane, following, worker, task)
             del task  # an idle worker keeps no item alive
+
+    def _each_sample(self, samples: Samples, call: Callable[[str, Any], Any], item: Any, busy: _Busy) -> None:
+        for index in samples.indices(item):
+            if self._is_stopped:
+                return
+            busy.sample_began = time.monotonic()
+            try:
+                result = call(str(samples.key(item, index)), samples.take(item, index))
+                samples.put(item, index, result)
+            except Exception as error:  # whoever made the items counts it
+                samples.drop(item, index, error)
 
     def _take(self, lane: _Lane, worker: str) -> _Task | None:
         began = time.monotonic()
@@ -195,19 +230,18 @@ class _Run:
             lane.counters.idle_s += now - began
             lane.counters.depth_sum += len(lane.waiting)
             task = lane.waiting.popleft()
-            lane.busy[worker] = task, now
+            lane.busy[worker] = _Busy(task, now, now)
             self._condition.notify_all()
             return task
 
     def _pass_on(self, lane: _Lane, following: _Lane | None, worker: str, task: _Task) -> None:
         with self._condition:
-            began = lane.busy.pop(worker)[1]
+            began = lane.busy.pop(worker).began
             now = time.monotonic()
             lane.counters.busy_s += now - began
             lane.counters.num_items += 1
             if task.error is not None:
-                self._settle_failure(lane, task)
-                following = None
+                task.failed_at, following = lane, None
             if following is None:
                 self._done[task.number] = task
             else:
@@ -218,28 +252,36 @@ class _Run:
             self._condition.notify_all()
 
     def _settle_failure(self, lane: _Lane, task: _Task) -> None:
+        """Leave a failed item out, or raise what it failed with."""
         error, stage = task.error, lane.stage
         place = f"stage {stage.name!r}, sample '{task.key}'"
         if not isinstance(error, Exception):
-            task.error = StageError(f"{place}: the function ended with {error!r}; it must return or raise")
-            task.error.__cause__ = error
-        elif lane.num_failed < stage.max_failures:
-            lane.num_failed += 1
-            lane.counters.num_failed += 1
+            raise StageError(
+                f"{place}: the function ended with {error!r}; it must return or raise"
+            ) from error
+        lane.failures.append(f"sample '{task.key}': {error}")
+        lane.counters.num_failed += 1
+        if len(lane.failures) <= stage.max_failures:
             logger.warning(
                 "%s is left out, failure %d of %d allowed: %s",
                 place,
-                lane.num_failed,
+                len(lane.failures),
                 stage.max_failures,
                 error,
             )
-            task.error, task.value, task.is_left_out = None, None, True
-        elif not isinstance(error, StageError):
-            error.add_note(place)
+        elif stage.max_failures:
+            raise StageError(
+                f"stage {stage.name!r}: {len(lane.failures)} samples failed, {stage.max_failures} may: "
+                + "; ".join(lane.failures)
+            ) from error
+        else:
+            if not isinstance(error, StageError):
+                error.add_note(place)
+            raise error
 
     def _is_overdue(self, lane: _Lane, worker: str) -> bool:
         limit, at = lane.stage.timeout_s, lane.busy.get(worker)
-        return limit is not None and at is not None and time.monotonic() - at[1] > limit
+        return limit is not None and at is not None and time.monotonic() - at.sample_began > limit
 
     def _raise_overdue(self) -> None:
         for thread, lane in self._threads:
@@ -251,18 +293,17 @@ class _Run:
 
     def _whereabouts(self, number: int) -> str:
         for lane in self._lanes:
-            for worker, (task, _) in lane.busy.items():
-                if task.number == number:
+            for worker, busy in lane.busy.items():
+                if busy.task.number == number:
                     return self._at_work(lane, worker)
-        busy = [self._at_work(lane, worker) for lane in self._lanes for worker in lane.busy]
-        return "; ".join(busy) or "nothing is at work"
+        others = [self._at_work(lane, worker) for lane in self._lanes for worker in lane.busy]
+        return "; ".join(others) or "nothing is at work"
 
     def _at_work(self, lane: _Lane, worker: str) -> str:
         at = lane.busy.get(worker)
         if at is None:
             return f"stage {lane.stage.name!r}, worker {worker} is idle"
-        task, began = at
         return (
-            f"stage {lane.stage.name!r}, worker {worker} is at sample '{task.key}' for "
-            f"{time.monotonic() - began:.3g} s"
+            f"stage {lane.stage.name!r}, worker {worker} is at sample '{at.task.key}' for "
+            f"{time.monotonic() - at.sample_began:.3g} s"
         )

@@ -9,12 +9,17 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Final
 
 from datapipe.errors import StageError
 from datapipe.stages import Stage
 
 __all__ = ["StageProcess"]
+
+_START_S: Final = 120.0
+_START_HINT: Final = (
+    "it imports the program afresh, so that a script needs `if __name__ == '__main__':` around its body"
+)
 
 
 class StageProcess:
@@ -25,6 +30,7 @@ class StageProcess:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
         self._is_closed = False
+        self._is_ready = False
         self._lock = threading.Lock()
 
     def __call__(self, key: str, value: Any) -> Any:
@@ -36,17 +42,22 @@ class StageProcess:
         """
         process, pipe = self._running()
         place = f"stage {self._stage.name!r}, sample {key!r}"
+        if not self._is_ready:
+            self._await_start(place, process, pipe)
         try:
             pipe.send(value)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._died(place, process) from error
         except (AttributeError, TypeError, ValueError) as error:
-            raise StageError(f"{place}: the item cannot be sent to a process: {error}") from error
+            raise StageError(
+                f"{place}: the item cannot be sent to a process: {error}", "unsendable"
+            ) from error
         if not wait([pipe, process.sentinel], timeout=self._stage.timeout_s):
             self._kill()
             raise StageError(
                 f"{place}: process {process.pid} was ended, it took longer than timeout_s="
-                f"{self._stage.timeout_s:g}"
+                f"{self._stage.timeout_s:g}",
+                "timed_out",
             )
         try:
             is_ok, answer = pipe.recv()
@@ -54,8 +65,8 @@ class StageProcess:
             raise self._died(place, process) from error
         if is_ok:
             return answer
-        text, where = answer
-        failure = StageError(f"{place}: {text}")
+        text, where, reason = answer
+        failure = StageError(f"{place}: {text}", reason)
         failure.add_note(where)
         raise failure
 
@@ -88,13 +99,29 @@ class StageProcess:
                 self._pipe = mine
             return self._process, self._pipe
 
+    def _await_start(
+        self, place: str, process: multiprocessing.process.BaseProcess, pipe: Connection
+    ) -> None:
+        """What a fresh process imports is not counted as time of a sample."""
+        if not wait([pipe, process.sentinel], timeout=_START_S):
+            self._kill()
+            raise StageError(
+                f"{place}: process {process.pid} did not start within {_START_S:g} s; {_START_HINT}", "died"
+            )
+        try:
+            pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            raise self._died(place, process) from error
+        self._is_ready = True
+
     def _died(self, place: str, process: multiprocessing.process.BaseProcess) -> StageError:
         process.join()
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        what = "gave a result" if self._is_ready else f"was ready; {_START_HINT}"
         pid = process.pid
         self._forget()
-        return StageError(f"{place}: process {pid} {how} before it gave a result")
+        return StageError(f"{place}: process {pid} {how} before it {what}", "died")
 
     def _kill(self) -> None:
         process = self._process
@@ -105,6 +132,7 @@ class StageProcess:
 
     def _forget(self) -> None:
         pipe, self._pipe, self._process = self._pipe, None, None
+        self._is_ready = False
         if pipe is not None:
             pipe.close()
 
@@ -113,6 +141,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     """Answer items until the pipe closes. Ctrl-C is the parent's to handle; its death ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    pipe.send(None)
     while True:
         try:
             value = pipe.recv()
@@ -121,11 +150,13 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
         try:
             answer: tuple[bool, Any] = True, function(value)
         except Exception as error:  # whatever a user's function raises goes to the consumer
-            answer = False, (f"{type(error).__name__}: {error}", traceback.format_exc())
+            reason = getattr(error, "reason", type(error).__name__)
+            answer = False, (f"{type(error).__name__}: {error}", traceback.format_exc(), str(reason))
         try:
             pipe.send(answer)
         except (AttributeError, TypeError, ValueError) as error:
-            pipe.send((False, (f"the result cannot be sent back: {error}", traceback.format_exc())))
+            told = f"the result cannot be sent back: {error}"
+            pipe.send((False, (told, traceback.format_exc(), "unsendable")))
 
 
 def _end_with_parent() -> None:

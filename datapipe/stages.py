@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 
 from datapipe.errors import StageError
 
-__all__ = ["STALL_S", "Executor", "Pipeline", "Stage"]
+__all__ = ["STALL_S", "Executor", "Pipeline", "Samples", "Stage", "StageOptions", "check_function_travels"]
 
 STALL_S: Final = 60.0
 
 Executor = Literal["thread", "process"]
+
+
+class Samples(Protocol):
+    """How a stage works on items that hold several samples: one after the other, each for itself.
+
+    Then the function is from what `take` gives to what `put` takes. A sample that fails costs nothing else,
+    is named by its own key, and `timeout_s` is that of one sample.
+    """
+
+    def indices(self, item: Any) -> Iterable[int]:
+        """The samples of an item that are still to be worked on."""
+
+    def key(self, item: Any, index: int) -> object:
+        """What names the sample in messages."""
+
+    def take(self, item: Any, index: int) -> Any:
+        """What the function gets. It is sent to the process where there is one."""
+
+    def put(self, item: Any, index: int, result: Any) -> None:
+        """Keep what the function gave."""
+
+    def drop(self, item: Any, index: int, error: Exception) -> None:
+        """Note that `take`, the function or `put` failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageOptions:
+    """How a stage of a loader runs, where it is not to run as the loader would have it."""
+
+    concurrency: int | None = None  # workers; None: as many as the loader has threads
+    queue_size: int | None = None  # items that may wait for the stage; None: all that are under way
+    executor: Executor = "thread"
+    max_failures: int = 0  # bad samples of an epoch that are left out; one more is an error with all of them
+    timeout_s: float | None = None  # seconds that a sample may take; None: those of the loader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +69,7 @@ class Stage:
     executor: Executor = "thread"
     max_failures: int = 0  # failed items of a run that are left out; one more raises its error
     timeout_s: float | None = None  # seconds an item may take before that is an error; None waits
+    samples: Samples | None = None  # how to take items apart; None gives whole items to the function
 
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("queue_size", 1), ("max_failures", 0)):
@@ -54,7 +89,8 @@ class Stage:
             check_function_travels(self.name, self.function)
 
     def __str__(self) -> str:
-        limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s an item at most"
+        unit = "an item" if self.samples is None else "a sample"
+        limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s {unit} at most"
         workers = self.executor if self.concurrency == 1 else _PLURAL[self.executor]
         return (
             f"{self.name}: {_function_name(self.function)}, {self.concurrency} {workers}, "
@@ -91,8 +127,13 @@ class Pipeline:
 _PLURAL: Final[dict[Executor, str]] = {"thread": "threads", "process": "processes"}
 
 
-def check_function_travels(stage_name: str, function: Callable[..., Any]) -> None:
+def check_function_travels(stage_name: str, function: Callable[..., Any], part: str = "") -> None:
     """Refuse a function that a fresh process could not get.
+
+    Args:
+        stage_name: Where it is to run.
+        function: Anything that can be called.
+        part: What it is there, such as `transforms[1]`.
 
     Raises:
         StageError: Names the stage and the function.
@@ -107,9 +148,10 @@ def check_function_travels(stage_name: str, function: Callable[..., Any]) -> Non
     if error is None and not is_of_session:
         return
     reason = "it is defined in this session only" if error is None else f"it cannot be pickled: {error}"
+    what = f"{part}, {_function_name(function)}," if part else _function_name(function)
     raise StageError(
-        f"stage {stage_name!r}: {_function_name(function)} cannot be sent to a process, {reason}; define it "
-        f"at the top level of a module that can be imported, or use executor='thread'"
+        f"stage {stage_name!r}: {what} cannot be sent to a process, {reason}; define it at the top level of "
+        f"a module that can be imported, or use executor='thread'"
     ) from error
 
 

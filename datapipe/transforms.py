@@ -30,6 +30,7 @@ __all__ = [
     "Transform",
     "apply_transforms",
     "sample_generator",
+    "sample_seed",
 ]
 
 Transform = Callable[[Tensor, torch.Generator], Tensor]
@@ -41,8 +42,13 @@ _YIQ: Final = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.52
 
 def sample_generator(*, seed: int, epoch: int, key: str) -> torch.Generator:
     """A generator that depends on these three alone: not on ranks, threads, batches or resumes."""
+    return torch.Generator().manual_seed(sample_seed(seed=seed, epoch=epoch, key=key))
+
+
+def sample_seed(*, seed: int, epoch: int, key: str) -> int:
+    """A seed that depends on these three alone, 0 <= it < 2**63."""
     digest = hashlib.blake2b(f"{seed}/{epoch}/{key}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
 
 
 def apply_transforms(image: Tensor, transforms: Sequence[Transform], generator: torch.Generator) -> Tensor:

@@ -309,7 +309,7 @@ def test_a_sample_that_hangs_is_named(
             time.sleep(0.3)
         return pixels
 
-    monkeypatch.setattr("datapipe.batch_job.decode_image", slow)
+    monkeypatch.setattr("datapipe.sample_stages.decode_image", slow)
     monkeypatch.setattr("datapipe.batch_job.STALL_S", 0.1)
     with caplog.at_level("WARNING", logger="unirl.datapipe"):
         next(iter(Loader(view[:4], batch_size=4, image=ImageField(size=(4, 6)), shuffle=False)))
@@ -324,7 +324,7 @@ def test_prefetch_is_bounded(view: View, monkeypatch: pytest.MonkeyPatch) -> Non
         decoded.append(1)
         return decode_image(data, size=(4, 6))
 
-    monkeypatch.setattr("datapipe.batch_job.decode_image", counting)
+    monkeypatch.setattr("datapipe.sample_stages.decode_image", counting)
     batches = iter(Loader(view, batch_size=4, image=ImageField(size=(4, 6)), prefetch_batches=2))
     next(batches)
     time.sleep(0.1)

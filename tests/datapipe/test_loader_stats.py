@@ -29,7 +29,8 @@ def test_counts_and_bytes(view: View) -> None:
     stats = loader.stats()
     assert (stats.batches, stats.samples) == (8, 80)
     assert stats.bytes_read == stats.bytes_copied == 80 * 4 * 2
-    assert [(stage.name, stage.workers, stage.items) for stage in stats.stages] == [("fetch", 2, 8)]
+    groups = 2 * 3  # in each epoch 1, 2 and 1 batches at once
+    assert [(stage.name, stage.items) for stage in stats.stages] == [("fetch", groups), ("collate", groups)]
     assert json.loads(json.dumps(stats.to_dict()))["samples"] == 80
     consecutive = Loader(view, batch_size=10, image=None, tensors=["codes"], shuffle=False)
     list(consecutive)

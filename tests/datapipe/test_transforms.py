@@ -148,7 +148,7 @@ def test_a_callable_of_the_user_and_its_values(view: View) -> None:
 
 def test_pictures_of_several_sizes_in_a_batch_are_told(view: View) -> None:
     with pytest.raises(
-        SampleError, match=r"sample '\d\d' \(row \d+\): its pixels are .* give ImageField a size"
+        SampleError, match=r"sample '\d\d' \(row \d+\): its images are .* give the field a size"
     ):
         list(Loader(view, batch_size=24, image=ImageField(size=None)))
 
