@@ -12,15 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
-__all__ = ["Direction", "Experience", "Judge", "Prompt", "Reward", "Rollout", "Sample", "Scores"]
+__all__ = [
+    "MODALITIES",
+    "Direction",
+    "Experience",
+    "Judge",
+    "Prompt",
+    "Reward",
+    "Rollout",
+    "Sample",
+    "SamplingSettings",
+    "Scores",
+    "TokenOrigin",
+]
 
 Direction = Literal["text", "image"]
 """What the policy writes: "text" reads a picture and writes words, "image" reads words and draws."""
+MODALITIES: tuple[Direction, ...] = get_args(Direction)
+"""What a token can be; `TokenOrigin.modality` holds places in this list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +62,62 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """What turns the policy's logits into the distribution that tokens are drawn from and scored under.
+
+    Checked where it is used, see `unirl.algorithms.sampling_errors`.
+    """
+
+    temperature: float = 1.0
+    """Logits are divided by it; above 0."""
+    guidance: float = 1.0
+    """s in uncond + s (cond - uncond), on logits; 1 is the conditional branch alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOrigin:
+    """Under what each response token was drawn, (B, T) each. Values off the response mask mean nothing."""
+
+    modality: Tensor
+    """int8, place in `MODALITIES`."""
+    temperature: Tensor
+    """float32."""
+    guidance: Tensor
+    """float32."""
+    policy_version: Tensor
+    """int32, of the weights. Within a row it can rise: a sample can be stopped and go on after an update."""
+
+    @classmethod
+    def constant(
+        cls,
+        shape: tuple[int, int],
+        *,
+        direction: Direction,
+        sampling: SamplingSettings,
+        policy_version: int | Tensor,
+        device: torch.device | str = "cpu",
+    ) -> TokenOrigin:
+        """Say the same of all tokens of a rollout; the version can be int32 (B, T)."""
+        return cls(
+            modality=torch.full(shape, MODALITIES.index(direction), dtype=torch.int8, device=device),
+            temperature=torch.full(shape, sampling.temperature, dtype=torch.float32, device=device),
+            guidance=torch.full(shape, sampling.guidance, dtype=torch.float32, device=device),
+            policy_version=torch.as_tensor(policy_version, dtype=torch.int32, device=device)
+            .expand(shape)
+            .contiguous(),
+        )
+
+    def select(self, rows: Tensor) -> TokenOrigin:
+        """Take some of the rows, int64 (N,)."""
+        return TokenOrigin(
+            modality=self.modality[rows],
+            temperature=self.temperature[rows],
+            guidance=self.guidance[rows],
+            policy_version=self.policy_version[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """G samples for each of P prompts, as tokens. Filled by the rollout engine.
 
@@ -69,10 +140,27 @@ class Rollout:
     """float32 (B, T), nats, under the distribution that was sampled from; 0 where the mask is False."""
     truncated: Tensor
     """bool (B,), True where the response was cut by the length limit rather than ended."""
-    temperature: float
-    policy_version: int
+    origin: TokenOrigin
+    """Modality, temperature, guidance and policy version of every response token. A replay checks them."""
     active_rows: Sequence[int] = ()
     """Rows still running at each decode step: the long tail, seen over time."""
+    decode_s: float = 0.0
+    """Wall time of the engine for this rollout."""
+
+    @property
+    def direction(self) -> Direction:
+        """What all its prompts ask for."""
+        return self.prompts[0].direction
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 (B,), response tokens of each row."""
+        return self.response_mask.sum(dim=1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Response tokens over the engine's time; NaN if no time was measured."""
+        return int(self.response_mask.sum()) / self.decode_s if self.decode_s else float("nan")
 
     @property
     def response_ids(self) -> Tensor:
@@ -93,6 +181,10 @@ class Sample:
     """uint8 (H, W, 3) RGB: the prompt's picture in direction "text", the drawing in direction "image"."""
     target: str
     """True caption of the prompt."""
+    more_images: Sequence[np.ndarray] = ()
+    """uint8 (H, W, 3) RGB each: other pictures that the words are about, after `image`."""
+    clip: np.ndarray | None = None
+    """uint8 (F, H, W, 3) RGB: a video clip that the words are about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +219,11 @@ class Experience:
 
     rollout: Rollout
     scores: Scores
+    old_logprobs: Tensor
+    """float32 (B, T), what the ratio compares with: the rollout's, or the trainer's own from before the
+    update, where importance weights cover the way from the engine to there."""
+    importance: Tensor | None = None
+    """float32 (B, T), weights that correct for what the engine drew from; None where nothing is corrected."""
     ref_logprobs: Tensor
     """float32 (B, T), of the frozen reference."""
     old_values: Tensor

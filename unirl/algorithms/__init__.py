@@ -26,7 +26,7 @@ from unirl.algorithms.masking import (
 )
 from unirl.algorithms.metric_sums import add_metrics, mean_metrics, token_metrics
 from unirl.algorithms.policy_loss import policy_loss
-from unirl.algorithms.sampling import log_distribution, sample_tokens, token_logprobs
+from unirl.algorithms.sampling import log_distribution, sample_tokens, sampling_errors, token_logprobs
 from unirl.algorithms.schedule import learning_rate_factor
 from unirl.algorithms.token_rewards import kl_penalty_rewards, last_valid_index, scored_mask, spread_to_tokens
 from unirl.algorithms.value_loss import value_loss
@@ -59,6 +59,7 @@ __all__ = [
     "policy_loss",
     "rloo_advantages",
     "sample_tokens",
+    "sampling_errors",
     "scored_mask",
     "sequence_mean_weights",
     "spread_to_tokens",

@@ -1,12 +1,15 @@
 """The one distribution that tokens are drawn from and scored under.
 
-Rollout, old, new and reference log-probs all come from `log_distribution`, so a temperature or a grammar
-cannot be applied on one side only.
+    logits -> allowed ids -> guidance -> temperature -> log-probs and entropy
+
+Rollout, old, new and reference log-probs all come from `log_distribution`, so a temperature, a grammar or a
+guidance cannot be applied on one side only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,34 +17,91 @@ from torch import Tensor
 from unirl.algorithms.tensor_checks import as_float, require_mask, require_rank
 from unirl.errors import ConfigError, RolloutError, ShapeError
 
-__all__ = ["log_distribution", "sample_tokens", "token_logprobs"]
+__all__ = ["log_distribution", "sample_tokens", "sampling_errors", "token_logprobs"]
+
+_NEUTRAL = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0}
 
 
-def log_distribution(logits: Tensor, allowed: Tensor | None = None, temperature: float = 1.0) -> Tensor:
-    """Turn logits into the log-probabilities that tokens are drawn from.
-
-        log p[v] = z[v] - log sum_w exp z[w],   z[v] = logits[v] / temperature, -inf where not allowed
+def sampling_errors(settings: Mapping[str, float]) -> list[str]:
+    """Say which settings of a sampler cannot be trained with, and why.
 
     Args:
-        logits: Float (..., V), before temperature.
+        settings: Values by name: temperature, guidance, top_p, top_k, min_p. Other names are not looked at.
+
+    Returns:
+        One sentence for each setting that is refused; empty if the sampler draws from the distribution that
+        is trained.
+    """
+    wrong = []
+    temperature, guidance = settings.get("temperature", 1.0), settings.get("guidance", 1.0)
+    if not (math.isfinite(temperature) and temperature > 0):
+        wrong.append(
+            f"temperature is {temperature}; it needs a finite number above 0. Logits are divided by it, "
+            "and at 0 every log-prob is 0 or -inf, which leaves no policy gradient. "
+            "Take the argmax to decode greedily."
+        )
+    if not (math.isfinite(guidance) and guidance >= 0):
+        wrong.append(
+            f"guidance is {guidance}; it needs a finite number from 0. It scales the way from the "
+            "unconditional to the conditional logits; 1 leaves the conditional ones"
+        )
+    for name, neutral in _NEUTRAL.items():
+        value = settings.get(name, neutral)
+        # Engines write "no limit" as 0 or as -1.
+        is_neutral = value <= 0 if name == "top_k" else value == neutral
+        if not is_neutral:
+            wrong.append(
+                f"{name} is {value:g}; only {neutral:g} (off) can be trained with. It cuts ids off by their "
+                "probability, so the set of ids that may be drawn moves with the weights: a token's log-prob "
+                "under the new policy can be -inf, and the loss would train another distribution than the "
+                "one that was sampled from. Lower the temperature for sharper samples"
+            )
+    return wrong
+
+
+def log_distribution(
+    logits: Tensor,
+    allowed: Tensor | None = None,
+    temperature: float = 1.0,
+    *,
+    uncond: Tensor | None = None,
+    guidance: float = 1.0,
+) -> Tensor:
+    """Turn logits into the log-probabilities that tokens are drawn from.
+
+        log p[v] = z[v] - log sum_w exp z[w],   z[v] = m[v] / temperature, -inf where not allowed
+        m[v] = uncond[v] + guidance (logits[v] - uncond[v])
+
+    Args:
+        logits: Float (..., V), of the conditional branch, before temperature.
         allowed: Bool (..., V), any shape that broadcasts to that of `logits`; True on ids that may be drawn.
             None allows every id.
         temperature: Above 0; 1 leaves the model's own distribution.
+        uncond: Float, shape of `logits`, of the unconditional branch. Needed if guidance is not 1. Detach it
+            to train the conditional branch alone.
+        guidance: 0 or more; 1 takes the conditional branch as it is.
 
     Returns:
         Float32 (float64 for float64 logits) (..., V), nats; -inf on ids that are not allowed.
 
     Raises:
-        ConfigError: If temperature is not a positive number.
-        ShapeError: If `allowed` does not broadcast to `logits` or is not bool.
+        ConfigError: If temperature is not a positive number, guidance is negative, or there is guidance
+            without an unconditional branch.
+        ShapeError: If `allowed` does not broadcast to `logits` or is not bool, or `uncond` has another shape.
         RolloutError: If a position allows no id at all.
     """
-    scores, log_total = _scores(logits, allowed, temperature)
+    scores, log_total = _scores(logits, allowed, temperature, uncond, guidance)
     return scores - log_total.unsqueeze(-1)
 
 
 def token_logprobs(
-    logits: Tensor, ids: Tensor, *, allowed: Tensor | None = None, temperature: float = 1.0
+    logits: Tensor,
+    ids: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    temperature: float = 1.0,
+    uncond: Tensor | None = None,
+    guidance: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Score given tokens under `log_distribution`, with the entropy of each position.
 
@@ -55,6 +115,7 @@ def token_logprobs(
         ids: Int64 (B, T), each in [0, V).
         allowed: Bool, broadcasting to (B, T, V), for example (T, V) or (V,). None allows every id.
         temperature: Above 0, the one that was sampled with.
+        uncond, guidance: As `log_distribution`, the ones that were sampled with.
 
     Returns:
         logprobs (B, T) and entropy (B, T), nats, float32 (float64 for float64 logits). The log-prob of an id
@@ -66,7 +127,7 @@ def token_logprobs(
     """
     require_rank(3, logits=logits)
     _require_ids(ids, logits)
-    scores, log_total = _scores(logits, allowed, temperature)
+    scores, log_total = _scores(logits, allowed, temperature, uncond, guidance)
     chosen = scores.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     probs = torch.exp(scores - log_total.unsqueeze(-1))
     # 0 * -inf is NaN, in the value and in the gradient: an id without probability adds nothing.
@@ -75,7 +136,13 @@ def token_logprobs(
 
 
 def sample_tokens(
-    logits: Tensor, *, uniforms: Tensor, allowed: Tensor | None = None, temperature: float = 1.0
+    logits: Tensor,
+    *,
+    uniforms: Tensor,
+    allowed: Tensor | None = None,
+    temperature: float = 1.0,
+    uncond: Tensor | None = None,
+    guidance: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token a row by inverting the cumulative distribution at given uniform numbers.
 
@@ -88,6 +155,7 @@ def sample_tokens(
         uniforms: Float (B,), each in [0, 1); 1.0, which float32 rounding can make, counts as just below 1.
         allowed: Bool, broadcasting to (B, V). None allows every id.
         temperature: Above 0.
+        uncond, guidance: As `log_distribution`.
 
     Returns:
         ids int64 (B,), always allowed and of positive probability, and their logprobs float32 (B,), nats,
@@ -104,7 +172,7 @@ def sample_tokens(
             f"uniforms has shape {tuple(uniforms.shape)}, logits has {tuple(logits.shape)}; "
             f"one uniform a row, shape {tuple(logits.shape[:1])}, is needed"
         )
-    logprobs = log_distribution(logits, allowed, temperature)
+    logprobs = log_distribution(logits, allowed, temperature, uncond=uncond, guidance=guidance)
     cumulative = logprobs.detach().double().exp().cumsum(-1)
     total = cumulative[:, -1:]
     target = uniforms.double().unsqueeze(-1) * total
@@ -116,20 +184,34 @@ def sample_tokens(
     return ids.squeeze(-1), logprobs.gather(-1, ids).squeeze(-1)
 
 
-def _scores(logits: Tensor, allowed: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+def _scores(
+    logits: Tensor, allowed: Tensor | None, temperature: float, uncond: Tensor | None, guidance: float
+) -> tuple[Tensor, Tensor]:
     """Return z shifted so that its maximum is 0, float (..., V), and log sum exp z, float (...)."""
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise ConfigError(
-            f"temperature is {temperature}; it needs a finite number above 0. Logits are divided by it, "
-            "and at 0 every log-prob is 0 or -inf, which leaves no policy gradient. "
-            "Take the argmax to decode greedily."
-        )
-    scores = as_float(logits) / temperature
+    wrong = sampling_errors({"temperature": temperature, "guidance": guidance})
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    scores = _guided(logits, uncond, guidance) / temperature
     if allowed is not None:
         _require_allowed(allowed, logits)
         scores = scores.masked_fill(~allowed, -math.inf)
     scores.sub_(scores.detach().amax(-1, keepdim=True))
     return scores, scores.logsumexp(-1)
+
+
+def _guided(logits: Tensor, uncond: Tensor | None, guidance: float) -> Tensor:
+    """Mix the branches. Ids that are not allowed are dropped afterwards: -inf on both sides has no mix."""
+    if guidance == 1.0:
+        return as_float(logits)
+    if uncond is None:
+        raise ConfigError(
+            f"guidance is {guidance} but there are no unconditional logits; run the policy on the "
+            "unconditional prompt as well, or set guidance to 1"
+        )
+    if uncond.shape != logits.shape:
+        raise ShapeError(f"uncond has shape {tuple(uncond.shape)}, logits has {tuple(logits.shape)}")
+    base = as_float(uncond)
+    return base + guidance * (as_float(logits) - base)
 
 
 def _require_allowed(allowed: Tensor, logits: Tensor) -> None:

@@ -1,138 +1,157 @@
-"""Batched sampling with a key-value cache, in the process that trains."""
+"""The native engine: batched, continuous sampling in the process that trains."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
-from transformers import DynamicCache
 
-from unirl.algorithms.sampling import sample_tokens
 from unirl.errors import ConfigError
-from unirl.policies.token_lm import TokenLM, left_pad
-from unirl.types import Direction, Prompt, Rollout
+from unirl.policies.policy import Policy
+from unirl.rollout.decoder import Decoder
+from unirl.rollout.engine import PartialSample, RolloutRequest, assemble, begin
+from unirl.rollout.fused_decoder import FusedDecoder
+from unirl.rollout.fused_weights import is_fusible
+from unirl.rollout.generic_decoder import GenericDecoder
+from unirl.rollout.native_rows import Rows
+from unirl.types import Rollout
 
-__all__ = ["NativeEngine", "sample_uniforms"]
-
-
-def sample_uniforms(seed: Sequence[int], num_samples: int, length: int) -> np.ndarray:
-    """Draw the random numbers of each sample from a stream of its own.
-
-    Args:
-        seed: What the draw depends on, for example (run seed, stage, step, prompt). Non-negative.
-        num_samples: G.
-        length: T.
-
-    Returns:
-        float64 (G, T) in [0, 1). Row g depends on `seed` and g alone, not on the batch or the rank.
-    """
-    streams = (
-        np.random.Generator(np.random.Philox(np.random.SeedSequence([*seed, g]))) for g in range(num_samples)
-    )
-    return np.stack([stream.random(length) for stream in streams])
+__all__ = ["NativeEngine"]
 
 
 class NativeEngine:
-    """Samples from a `TokenLM` with the weights that it has at the moment of the call."""
+    """Samples from a policy with the weights of its last `sync`.
 
-    def __init__(self, policy: TokenLM) -> None:
-        self.policy = policy
+    A finished row's place is taken by the next sample; the samples of a group share one run of their prompt.
+    Each token is drawn by inverting the distribution of `unirl.algorithms.sample_tokens` at a number of the
+    sample's own stream, so that what is sampled depends on the seed and not on the company.
+    """
 
-    @torch.inference_mode()
-    def rollout(
+    def __init__(
         self,
-        prompts: Sequence[Prompt],
-        uniforms_PGT: np.ndarray,
+        policy: Policy,
         *,
-        temperature: float = 1.0,
-        policy_version: int = 0,
-    ) -> Rollout:
-        """Sample G responses for each of P prompts of one direction.
-
-        The prompts are run once and their cache is shared out to the group. A text response ends with `<eos>`
-        or is cut after T tokens; a picture always has exactly T = rows x columns codes and is never cut.
+        max_rows: int | None = None,
+        dtype: torch.dtype | None = None,
+        compile: bool = False,
+        decoder: Decoder | None = None,
+    ) -> None:
+        """Take the policy's weights, as version 0.
 
         Args:
-            prompts: P prompts, all of one direction.
-            uniforms_PGT: float64 (P, G, T) in [0, 1); they decide every draw.
-            temperature: Divides the logits.
-            policy_version: Recorded with the rollout.
+            policy: Sampled from.
+            max_rows: Samples that are decoded at a time; None takes all of a request at once.
+            dtype: Of the decoder's weights and cache, where it has its own; None takes the policy's.
+            compile: Let `torch.compile` have the decoder's matrix part.
+            decoder: None takes the fused one if it knows the policy's model, else the generic one.
 
         Raises:
-            ConfigError: If the directions differ, or T is not the length of a picture.
+            ConfigError: If max_rows is below 1, or dtype or compile is asked of a model without a decoder of
+                its own.
         """
-        policy, direction = self.policy, _common_direction(prompts)
-        num_prompts, group_size, length = uniforms_PGT.shape
-        codes = policy.vocabulary.grid.length
-        if direction == "image" and length != codes:
-            raise ConfigError(f"there are {length} random numbers a sample, a picture has {codes} codes")
-        uniforms = torch.from_numpy(uniforms_PGT.reshape(num_prompts * group_size, length)).to(policy.device)
-        prompt_ids, prompt_mask = left_pad([policy.prompt_ids(p) for p in prompts], policy.vocabulary.pad)
-        prompt_ids, prompt_mask = prompt_ids.to(policy.device), prompt_mask.to(policy.device)
-        prompt_length = prompt_ids.shape[1]
-        cache = DynamicCache(config=policy.lm.config)
-        hidden = policy.lm.base_model(
-            input_ids=prompt_ids,
-            attention_mask=prompt_mask.long(),
-            position_ids=(prompt_mask.long().cumsum(dim=1) - 1).clamp_(min=0),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state[:, -1]
-        cache.batch_repeat_interleave(group_size)
-        hidden = hidden.repeat_interleave(group_size, dim=0)
-        prompt_ids = prompt_ids.repeat_interleave(group_size, dim=0)
-        prompt_mask = prompt_mask.repeat_interleave(group_size, dim=0)
+        if max_rows is not None and max_rows < 1:
+            raise ConfigError(f"max_rows is {max_rows}; the engine needs 1 or more, or None for all at once")
+        self.policy, self.max_rows = policy, max_rows
+        self.decoder = decoder or _decoder_for(policy, dtype, compile)
+        self.policy_version = 0
+        self.active_rows: list[int] = []
+        """Rows that were running at each decode step of the last run."""
+        self._taken: tuple[object, ...] = ()
 
-        batch = num_prompts * group_size
-        attention = torch.cat([prompt_mask, prompt_mask.new_ones(batch, length)], dim=1)
-        positions = prompt_mask.sum(dim=1, keepdim=True)
-        responses = torch.full((batch, length), policy.vocabulary.pad, device=policy.device)
-        logprobs = torch.zeros(batch, length, device=policy.device)
-        mask = torch.zeros(batch, length, dtype=torch.bool, device=policy.device)
-        running = torch.ones(batch, dtype=torch.bool, device=policy.device)
-        allowed = policy.allowed(direction)
-        active_rows: list[int] = []
-        for t in range(length):
-            active_rows.append(int(running.sum()))
-            ids, chosen = sample_tokens(
-                policy.lm.lm_head(hidden), uniforms=uniforms[:, t], allowed=allowed, temperature=temperature
-            )
-            responses[:, t] = torch.where(running, ids, responses[:, t])
-            logprobs[:, t] = chosen * running
-            mask[:, t] = running
-            if direction == "text":
-                running = running & (ids != policy.vocabulary.eos)
-            if t + 1 == length or not running.any():
-                break
-            hidden = policy.lm.base_model(
-                input_ids=responses[:, t : t + 1],
-                attention_mask=attention[:, : prompt_length + t + 1].long(),
-                position_ids=positions + t,
-                past_key_values=cache,
-                use_cache=True,
-            ).last_hidden_state[:, -1]
-        return Rollout(
-            prompts=tuple(prompts),
-            group_size=group_size,
-            input_ids=torch.cat([prompt_ids, responses], dim=1),
-            attention_mask=torch.cat([prompt_mask, mask], dim=1),
-            prompt_length=prompt_length,
-            response_mask=mask,
-            old_logprobs=logprobs,
-            truncated=running if direction == "text" else torch.zeros_like(running),
-            temperature=temperature,
-            policy_version=policy_version,
-            active_rows=tuple(active_rows),
+    def sync(self, policy: Policy, version: int) -> None:
+        """Take over the policy's present weights."""
+        self.policy, self.policy_version = policy, version
+        self.decoder.sync(policy)
+        self._taken = _marks(policy)
+
+    def rollout(self, request: RolloutRequest) -> Rollout:
+        """Serve a request in one go.
+
+        A text response ends with `<eos>` or is cut after T tokens; a picture always has exactly T and is
+        never cut. Weights that changed since the last sync are taken over first, under the same version.
+
+        Raises:
+            ConfigError: If the request cannot be served, see `RolloutRequest.check`, or T is not the length
+                of a picture.
+        """
+        started = time.perf_counter()
+        samples = self.run(begin(request))
+        return assemble(
+            samples,
+            [self.policy.prompt_ids(prompt) for prompt in request.prompts],
+            group_size=request.group_size,
+            pad=self.policy.vocabulary.pad,
+            device=self.policy.device,
+            active_rows=self.active_rows,
+            decode_s=time.perf_counter() - started,
         )
 
+    @torch.inference_mode()
+    def run(self, samples: Sequence[PartialSample], *, max_steps: int | None = None) -> list[PartialSample]:
+        """Go on with samples until they are done, or for some decode steps.
 
-def _common_direction(prompts: Sequence[Prompt]) -> Direction:
-    direction = prompts[0].direction
-    for prompt in prompts:
-        if prompt.direction != direction:
-            raise ConfigError(
-                f"{prompt.key}: direction {prompt.direction!r}, the first prompt's is {direction!r}; "
-                "roll out one direction at a time"
-            )
-    return direction
+        Args:
+            samples: All of one direction and under the same settings. They may have come from another engine.
+            max_steps: Decode steps after which the engine hands over what it has; None for no limit.
+
+        Returns:
+            The samples in their order, with what was added. A stopped one can go on here or anywhere else,
+            and ends with the same tokens as if it had not been stopped.
+        """
+        self._check(samples)
+        if self._taken != _marks(self.policy):
+            self.sync(self.policy, self.policy_version)
+        left = [i for i, sample in enumerate(samples) if not sample.is_done]
+        done = list(samples)
+        self.active_rows = []
+        if left:
+            rows = Rows(self.policy, self.decoder, [samples[i] for i in left], self.max_rows or len(left))
+            while rows.is_running and (max_steps is None or len(self.active_rows) < max_steps):
+                self.active_rows.append(rows.num_active)
+                rows.advance()
+            for i, added in zip(left, rows.results(), strict=True):
+                versions = (self.policy_version,) * len(added.ids)
+                done[i] = replace(
+                    samples[i],
+                    ids=samples[i].ids + added.ids,
+                    logprobs=samples[i].logprobs + added.logprobs,
+                    versions=samples[i].versions + versions,
+                    is_ended=added.is_ended,
+                )
+        return done
+
+    def close(self) -> None:
+        """Nothing to give back: the cache goes with the engine."""
+
+    def _check(self, samples: Sequence[PartialSample]) -> None:
+        codes = self.policy.vocabulary.grid.response_length
+        for sample in samples:
+            place = f"{sample.prompt.key}, sample {sample.sample}"
+            first = samples[0]
+            if (sample.prompt.direction, sample.sampling) != (first.prompt.direction, first.sampling):
+                raise ConfigError(
+                    f"{place}: {sample.prompt.direction} under {sample.sampling}, the first sample is "
+                    f"{first.prompt.direction} under {first.sampling}; run them one after the other"
+                )
+            if sample.prompt.direction == "image" and sample.max_new_tokens != codes:
+                raise ConfigError(
+                    f"{place}: {sample.max_new_tokens} tokens are asked for, a picture has {codes}"
+                )
+
+
+def _decoder_for(policy: Policy, dtype: torch.dtype | None, compile: bool) -> Decoder:
+    if is_fusible(policy.decoder_config):
+        return FusedDecoder(policy, dtype=dtype or policy.dtype, compile=compile)
+    if dtype not in (None, policy.dtype) or compile:
+        raise ConfigError(
+            f"{policy.decoder_config.model_type} decodes through its own forward pass, in {policy.dtype} and "
+            "uncompiled; convert or compile the policy itself"
+        )
+    return GenericDecoder(policy)
+
+
+def _marks(policy: Policy) -> tuple[object, ...]:
+    """Change when a weight is written to in place or replaced."""
+    return tuple((id(parameter), parameter._version) for parameter in policy.lm.parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,48 +14,50 @@ from unirl.algorithms import kl_penalty_rewards, overlong_penalty, scored_mask, 
 from unirl.errors import ConfigError, RewardError
 from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
 from unirl.policies.token_lm import PolicyOutput, TokenLM
-from unirl.rollout.native import NativeEngine, sample_uniforms
+from unirl.rollout.engine import RolloutEngine, RolloutRequest
 from unirl.trainer.algorithms import ALGORITHMS, Credit, RolledOut, kl_place
 from unirl.trainer.distributed import global_moments
+from unirl.trainer.mismatch import old_logprobs_and_weights
+from unirl.trainer.replay import replay_tokens
 from unirl.trainer.stages import Stage
-from unirl.types import Experience, Prompt, Rollout, Sample, Scores
+from unirl.types import Experience, Prompt, Rollout, Sample, SamplingSettings, Scores
 
-__all__ = ["make_experience", "response_texts", "roll_out", "samples_of", "score_tokens"]
+__all__ = ["make_experience", "response_texts", "roll_out", "samples_of"]
 
 
 def roll_out(
-    engine: NativeEngine,
+    engine: RolloutEngine,
     prompts: Sequence[Prompt],
     *,
     group_size: int,
     length: int,
-    temperature: float,
-    seeds: Sequence[Sequence[int]],
+    sampling: SamplingSettings,
+    seeds: Sequence[tuple[int, ...]],
     micro_prompts: int,
-    policy_version: int = 0,
 ) -> list[Rollout]:
     """Sample from a list of prompts, `micro_prompts` at a time.
 
     Args:
-        engine: Samples with the policy's present weights.
+        engine: Samples with the weights that it was last synced to.
         prompts: P prompts of one direction.
         group_size: G.
         length: T.
-        temperature: Divides the logits.
-        seeds: One for each prompt; see `sample_uniforms`.
+        sampling: Temperature and guidance.
+        seeds: One for each prompt; see `RolloutRequest`.
         micro_prompts: Prompts in one call of the engine.
-        policy_version: Recorded with the rollout.
 
     Returns:
         One rollout per `micro_prompts` prompts. They keep their own padding.
     """
-    uniforms = np.stack([sample_uniforms(seed, group_size, length) for seed in seeds])
     return [
         engine.rollout(
-            prompts[start : start + micro_prompts],
-            uniforms[start : start + micro_prompts],
-            temperature=temperature,
-            policy_version=policy_version,
+            RolloutRequest(
+                prompts=prompts[start : start + micro_prompts],
+                group_size=group_size,
+                max_new_tokens=length,
+                sampling=sampling,
+                seeds=seeds[start : start + micro_prompts],
+            )
         )
         for start in range(0, len(prompts), micro_prompts)
     ]
@@ -88,16 +91,14 @@ def samples_of(policy: TokenLM, tokenizer: ImageTokenizer, rollout: Rollout) -> 
     ]
 
 
-def score_tokens(policy: TokenLM, rollout: Rollout) -> PolicyOutput:
-    """Run the policy, or the reference, over a rollout's tokens as they were sampled."""
-    output: PolicyOutput = policy(
-        rollout.input_ids,
-        rollout.attention_mask,
-        prompt_length=rollout.prompt_length,
-        direction=rollout.prompts[0].direction,
-        temperature=rollout.temperature,
-    )
-    return output
+class _Part(NamedTuple):
+    """What is known of one rollout before the moments of all are."""
+
+    ref_logprobs: Tensor
+    mask: Tensor
+    old_logprobs: Tensor
+    importance: Tensor | None
+    credit: Credit
 
 
 @torch.no_grad()
@@ -125,29 +126,30 @@ def make_experience(
     """
     algorithm = ALGORITHMS[stage.algorithm]
     penalty = kl_coef if kl_place(stage) == "reward" else 0.0
-    outputs = [score_tokens(policy, rollout) for rollout in rollouts]
-    parts: list[tuple[Tensor, Tensor, Credit]] = []
+    outputs = [replay_tokens(policy, policy, rollout, stage.sampling) for rollout in rollouts]
+    parts: list[_Part] = []
     for rollout, output, score in zip(rollouts, outputs, scores, strict=True):
         if len(score.total) != len(rollout.input_ids):
             raise RewardError(
                 f"the reward gave {len(score.total)} scores for {len(rollout.input_ids)} samples"
             )
-        ref_logprobs = score_tokens(reference, rollout).logprobs
+        ref_logprobs = replay_tokens(reference, policy, rollout, stage.sampling).logprobs
         total = torch.from_numpy(score.total).float().to(ref_logprobs.device)
         total = total + _length_charge(rollout, stage)
         mask = scored_mask(rollout.response_mask, total)
+        old, importance = old_logprobs_and_weights(output, rollout, mask, stage)
         rolled_out = RolledOut(
-            rewards=kl_penalty_rewards(total, rollout.old_logprobs, ref_logprobs, mask, penalty),
+            rewards=kl_penalty_rewards(total, old, ref_logprobs, mask, penalty),
             values=output.values,
             mask=mask,
             is_scored=~total.isnan(),
             group_size=rollout.group_size,
         )
-        parts.append((ref_logprobs, mask, algorithm.credit(rolled_out, stage)))
+        parts.append(_Part(ref_logprobs, mask, old, importance, algorithm.credit(rolled_out, stage)))
     moments = global_moments(
         accelerator,
-        torch.cat([credit.advantages.flatten() for _, _, credit in parts])[None],
-        torch.cat([mask.flatten() for _, mask, _ in parts])[None],
+        torch.cat([part.credit.advantages.flatten() for part in parts])[None],
+        torch.cat([part.mask.flatten() for part in parts])[None],
     )
     if not moments.count:
         raise RewardError("no sample of this step could be scored, so there is nothing to learn from")
@@ -155,17 +157,17 @@ def make_experience(
         Experience(
             rollout=rollout,
             scores=score,
-            ref_logprobs=ref_logprobs,
+            old_logprobs=part.old_logprobs,
+            importance=part.importance,
+            ref_logprobs=part.ref_logprobs,
             old_values=output.values,
-            loss_mask=mask,
-            advantages=whiten(credit.advantages, mask, moments=moments)
+            loss_mask=part.mask,
+            advantages=whiten(part.credit.advantages, part.mask, moments=moments)
             if algorithm.whitens
-            else credit.advantages,
-            returns=credit.returns,
+            else part.credit.advantages,
+            returns=part.credit.returns,
         )
-        for rollout, output, score, (ref_logprobs, mask, credit) in zip(
-            rollouts, outputs, scores, parts, strict=True
-        )
+        for rollout, output, score, part in zip(rollouts, outputs, scores, parts, strict=True)
     ]
     return experiences, outputs
 

@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.token_lm import TokenLM
-from unirl.rollout.native import NativeEngine
+from unirl.rollout.engine import RolloutEngine
 from unirl.trainer.collect import roll_out, samples_of
 from unirl.trainer.distributed import gather_rows
-from unirl.types import Judge, Prompt, Reward, Sample, Scores
+from unirl.types import Judge, Prompt, Reward, Sample, SamplingSettings, Scores
 
 __all__ = ["Evaluation", "evaluate_policy"]
 
@@ -48,11 +48,13 @@ def evaluate_policy(
     reward: Reward,
     judge: Judge,
     *,
+    engine: RolloutEngine,
+    sampling: SamplingSettings,
     seed: int,
     max_words: int,
     micro_prompts: int = 128,
 ) -> Evaluation:
-    """Sample once from each prompt at temperature 1 and score; ranks share the work.
+    """Sample once from each prompt and score; ranks share the work.
 
     The random numbers of prompt p depend on `seed` and p alone, so that two evaluations of one run differ
     by the policy and by nothing else. Training never uses step 0, so its random numbers are others.
@@ -68,11 +70,11 @@ def evaluate_policy(
     mine = range(rank, len(prompts), world_size)
     direction = prompts[0].direction
     rollouts = roll_out(
-        NativeEngine(policy),
+        engine,
         [prompts[i] for i in mine],
         group_size=1,
         length=policy.max_response_length(direction, max_words),
-        temperature=1.0,
+        sampling=sampling,
         seeds=[(seed, 0, i) for i in mine],
         micro_prompts=micro_prompts,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,9 +16,11 @@ from torch import Tensor
 
 from storage import View
 from unirl.algorithms import AdaptiveKL, add_metrics, learning_rate_factor, mean_metrics
-from unirl.errors import ConfigError, RolloutError
+from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
+from unirl.policies.reference import reference_of
 from unirl.policies.token_lm import PolicyOutput, TokenLM
+from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
 from unirl.trainer.algorithms import ALGORITHMS
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
@@ -28,13 +29,24 @@ from unirl.trainer.distributed import gather_rows, reduce_metrics
 from unirl.trainer.evaluate import Evaluation, evaluate_policy
 from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
 from unirl.trainer.metrics import MetricsLog
+from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
 from unirl.trainer.preemption import StopRequest
 from unirl.trainer.prompts import PromptSource
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage, check_stages
 from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics
 from unirl.trainer.update import update_policy
-from unirl.types import Direction, Experience, Judge, Prompt, Reward, Rollout, Sample, Scores
+from unirl.types import (
+    Direction,
+    Experience,
+    Judge,
+    Prompt,
+    Reward,
+    Rollout,
+    Sample,
+    SamplingSettings,
+    Scores,
+)
 
 __all__ = ["Progress", "StopAsked", "Trainer"]
 
@@ -85,6 +97,7 @@ class Trainer:
         warm_up: View | None = None,
         evaluation_prompts: Mapping[Direction, Sequence[Prompt]],
         accelerator: Accelerator,
+        engine: RolloutEngine | None = None,
         on_step: Progress = lambda stage, done, total, metrics: None,
     ) -> None:
         """Prepare a run, or the rest of one: the newest whole checkpoint in `run` is loaded.
@@ -93,7 +106,8 @@ class Trainer:
             run: Where everything is written.
             stages: Trained in order.
             settings: What holds for all stages.
-            policy: Trained in place; as it is now, it also becomes the frozen reference.
+            policy: Trained in place; as it is now, it also becomes the frozen reference. With LoRA adapters
+                only these are trained, and the reference is the policy without them.
             tokenizer: Turns codes into the pictures that are scored.
             reward: Trained on.
             judge: Only watched.
@@ -101,6 +115,7 @@ class Trainer:
             warm_up: The rows that the policy was warmed up on, for replay.
             evaluation_prompts: Held-out prompts, by direction.
             accelerator: Says which rank this is.
+            engine: Samples from the policy; None takes the native engine.
             on_step: For progress bars.
         """
         check_stages(
@@ -113,10 +128,10 @@ class Trainer:
         self.tokenizer, self.reward, self.judge = tokenizer, reward, judge
         self.evaluation_prompts, self.accelerator, self.on_step = evaluation_prompts, accelerator, on_step
         self.policy = policy
-        self.reference = deepcopy(policy).requires_grad_(False).to(accelerator.device)
-        self.engine = NativeEngine(policy)
+        self.reference = reference_of(policy).to(accelerator.device)
+        self.engine: RolloutEngine = engine or NativeEngine(policy)
         optimizer = torch.optim.AdamW(
-            [{"params": policy.lm.parameters()}, {"params": policy.critic.parameters()}],
+            [{"params": policy.trained_parameters()}, {"params": policy.critic.parameters()}],
             lr=0.0,
             betas=(0.9, 0.95),
             weight_decay=0.0,
@@ -171,6 +186,8 @@ class Trainer:
         controller = self.kl[self.position.stage]
         times: dict[str, float] = {}
         self._set_learning_rates(stage)
+        with clock(times, "sync_s"):
+            self.engine.sync(self.policy, self.position.step)
         with clock(times, "rollout_s"):
             rollouts, samples = self._roll_out(stage)
         with clock(times, "reward_s"):
@@ -200,6 +217,8 @@ class Trainer:
         with clock(times, "log_s"):
             rows = self._remember(stage, experiences, samples)
         metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)})
+        if stage.importance != "none":
+            metrics["importance/effective_fraction"] = effective_fraction(metrics)
         metrics |= row_metrics(rows) | {f"time/{name}": value for name, value in times.items()}
         metrics["kl/coef"] = controller.value
         if stage.kl_target is not None:
@@ -215,10 +234,9 @@ class Trainer:
             prompts,
             group_size=stage.group_size,
             length=self.policy.max_response_length(stage.direction, stage.max_words),
-            temperature=stage.temperature,
+            sampling=stage.sampling,
             seeds=[(self.settings.seed, step, first + i) for i in range(len(prompts))],
             micro_prompts=self.settings.micro_prompts,
-            policy_version=self.position.step,
         )
         return rollouts, [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
 
@@ -226,14 +244,15 @@ class Trainer:
         self, stage: Stage, experiences: Sequence[Experience], outputs: Sequence[PolicyOutput]
     ) -> dict[str, Tensor]:
         """Metric sums before the update, over all ranks; refuses to train on another policy's samples."""
-        parts = [rollout_metrics(*part) for part in zip(experiences, outputs, strict=True)]
+        parts = [rollout_metrics(*part, stage) for part in zip(experiences, outputs, strict=True)]
         seen = reduce_metrics(self.accelerator, add_metrics(parts))
-        gap, allowed = float(seen["rollout/logprob_gap_max"]), self.settings.max_logprob_gap
-        if self.position.stage_step == 0 and gap > allowed:
-            raise RolloutError(
-                f"stage {stage.name}, first step: rollout and trainer differ by {gap:.2g} nats on a token, "
-                f"allowed are {allowed:.2g}; the usual causes are another temperature, other padding, "
-                "dropout, or weights that were not synced"
+        if self.position.stage_step == 0:
+            require_agreement(
+                seen,
+                place=f"stage {stage.name}, first step",
+                allowed=self.settings.max_logprob_gap,
+                is_start=self.position.step == 0,
+                cause=lambda: likely_cause(self.policy, self.reference, experiences[0].rollout, stage),
             )
         return seen
 
@@ -277,6 +296,7 @@ class Trainer:
     def _evaluate(self, name: str) -> None:
         """Judge both directions on the held-out prompts."""
         started = time.perf_counter()
+        self.engine.sync(self.policy, self.position.step)
         for direction, prompts in self.evaluation_prompts.items():
             evaluation = evaluate_policy(
                 self.accelerator,
@@ -285,11 +305,18 @@ class Trainer:
                 prompts,
                 self.reward,
                 self.judge,
+                engine=self.engine,
+                sampling=self._evaluation_sampling(direction),
                 seed=self.settings.seed,
                 max_words=max(stage.max_words for stage in self.stages),
             )
             self._record_evaluation(name, direction, evaluation)
         self.position.wall_s += time.perf_counter() - started
+
+    def _evaluation_sampling(self, direction: Direction) -> SamplingSettings:
+        """Temperature 1, guided as the last stage of this direction is; the same for the whole run."""
+        guidances = [stage.guidance for stage in self.stages if stage.direction == direction]
+        return SamplingSettings(guidance=guidances[-1] if guidances else 1.0)
 
     def _record_evaluation(self, name: str, direction: Direction, evaluation: Evaluation) -> None:
         values = {"eval/judge": evaluation.accuracy, "eval/reward": evaluation.reward}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from unirl.algorithms import KL_ESTIMATORS
+from unirl.algorithms import KL_ESTIMATORS, sampling_errors
 from unirl.config import nearest
 from unirl.errors import ConfigError
-from unirl.types import Direction
+from unirl.types import Direction, SamplingSettings
 
 __all__ = ["FIRST_EVALUATION", "AlgorithmName", "RunSettings", "Stage", "check_stages"]
 
@@ -44,7 +44,15 @@ RANGES: Mapping[str, Callable[[float], bool]] = {
     "from 0 to 1": lambda value: 0 <= value <= 1,
 }
 STAGE_RANGES = {
-    "1 or more": ("steps", "prompts_per_step", "group_size", "max_words", "updates_per_step", "epochs"),
+    "1 or more": (
+        "steps",
+        "prompts_per_step",
+        "group_size",
+        "max_words",
+        "updates_per_step",
+        "epochs",
+        "importance_limit",
+    ),
     "0 or more": (
         "critic_learning_rate",
         "warmup_steps",
@@ -58,7 +66,6 @@ STAGE_RANGES = {
         "overlong_factor",
     ),
     "above 0": (
-        "temperature",
         "learning_rate",
         "max_grad_norm",
         "value_clip",
@@ -92,6 +99,16 @@ class Stage:
     group_size: int = 8
     """G."""
     temperature: float = 1.0
+    guidance: float = 1.0
+    """How far past the conditional logits tokens are drawn: uncond + guidance (cond - uncond). 1 is off."""
+    guidance_mode: Literal["exact", "detach_uncond", "unguided"] = "exact"
+    """What is trained where guidance is not 1. "exact": the guided policy, through both branches;
+    "detach_uncond": the guided policy, with no gradient into the unconditional branch; "unguided": the policy
+    at guidance 1 is rolled out and trained, and only evaluations are guided."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    """These three cut ids off, which cannot be trained with: anything but their neutral value is refused."""
     max_words: int = 8
     """Longest text response, words without `<eos>`. The limit is part of the task: a response that reaches it
     has ended, and is scored as it stands."""
@@ -135,10 +152,22 @@ class Stage:
     """Divergence per token, nats, that the adaptive weight steers to. None keeps the first weight."""
     kl_horizon: int = 10_000
     """Samples over which the weight can change by about a fifth per unit of error."""
+    importance: Literal["none", "token", "sequence"] = "none"
+    """Weigh tokens, or whole responses, by how much likelier the trainer makes them than the engine did."""
+    importance_limit: float = 2.0
+    """Largest of these weights."""
+    importance_mask: float = 0.0
+    """Factor between trainer and engine, either way, beyond which the weight is 0; 0 masks nothing."""
     overlong_buffer: int = 0
     """Words before the limit over which a text is charged for its length; 0 charges nothing."""
     overlong_factor: float = 1.0
     """Charge at the limit, in reward units."""
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """What is rolled out, trained and compared with the reference."""
+        guidance = 1.0 if self.guidance_mode == "unguided" else self.guidance
+        return SamplingSettings(temperature=self.temperature, guidance=guidance)
 
     @property
     def samples_per_step(self) -> int:
@@ -159,6 +188,9 @@ class RunSettings:
     keep_checkpoints: int = 2
     evaluate_every: int = 0
     """Steps between evaluations inside a stage; 0 evaluates at the start and after each stage only."""
+    rollout: Literal["native", "vllm"] = "native"
+    """Engine that samples: the native one, or vLLM (in this process, or the server that UNIRL_ROLLOUT_URL
+    names)."""
     max_logprob_gap: float = 1e-3
     """Largest difference, nats, between what the rollout says of its tokens and what the trainer says. Above
     it the first step of a stage refuses to train: the two would not be the same policy."""
@@ -197,6 +229,7 @@ def check_stages(
         out_of_range = _out_of_range(stage, place, STAGE_RANGES)
         wrong.extend(out_of_range)
         wrong.extend(_wrong_algorithm(stage, place))
+        wrong.extend(_wrong_sampling(stage, place))
         if settings.micro_prompts < 1 or out_of_range:
             continue
         unit = world_size * settings.micro_prompts
@@ -243,6 +276,19 @@ def _wrong_algorithm(stage: Stage, place: str) -> list[str]:
     if stage.overlong_buffer > stage.max_words:
         wrong.append(
             f"{place}: overlong_buffer {stage.overlong_buffer} is longer than max_words {stage.max_words}"
+        )
+    return wrong
+
+
+def _wrong_sampling(stage: Stage, place: str) -> list[str]:
+    names = ("temperature", "guidance", "top_p", "top_k", "min_p")
+    wrong = [
+        f"{place}: {reason}" for reason in sampling_errors({name: getattr(stage, name) for name in names})
+    ]
+    if stage.importance_mask and stage.importance_mask <= 1.0:
+        wrong.append(
+            f"{place}: importance_mask is {stage.importance_mask}; "
+            "it is a factor above 1, or 0 to mask nothing"
         )
     return wrong
 

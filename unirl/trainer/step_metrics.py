@@ -12,6 +12,8 @@ from torch import Tensor
 
 from unirl.algorithms import kl_k1, token_metrics
 from unirl.policies.token_lm import PolicyOutput
+from unirl.trainer.mismatch import mismatch_metrics
+from unirl.trainer.stages import Stage
 from unirl.types import Experience
 
 __all__ = ["clock", "rollout_metrics", "row_metrics"]
@@ -25,20 +27,20 @@ def clock(times: dict[str, float], name: str) -> Iterator[None]:
     times[name] = time.perf_counter() - started
 
 
-def rollout_metrics(experience: Experience, output: PolicyOutput) -> dict[str, Tensor]:
+def rollout_metrics(experience: Experience, output: PolicyOutput, stage: Stage) -> dict[str, Tensor]:
     """Metric sums before the update: divergence, entropy, agreement of engine and trainer.
 
     Args:
         experience: One micro-batch.
         output: What the policy says of its tokens with the weights that they were sampled with.
+        stage: Says how a disagreement is corrected.
     """
     rollout, mask = experience.rollout, experience.loss_mask
-    divergence = kl_k1(rollout.old_logprobs, experience.ref_logprobs)
-    gap = (output.logprobs - rollout.old_logprobs).abs()
+    divergence = kl_k1(experience.old_logprobs, experience.ref_logprobs)
     return {
         **token_metrics("kl", mask, sums={"reference": divergence}),
-        **token_metrics("entropy", mask, sums={rollout.prompts[0].direction: output.entropy}),
-        **token_metrics("rollout", mask, sums={"logprob_gap": gap}, extremes={"logprob_gap": gap}),
+        **token_metrics("entropy", mask, sums={rollout.direction: output.entropy}),
+        **mismatch_metrics(experience, output, stage),
     }
 
 

@@ -14,6 +14,7 @@ from unirl.algorithms import add_metrics, kl_loss, masked_sum, value_loss
 from unirl.policies.token_lm import TokenLM
 from unirl.trainer.algorithms import ALGORITHMS, kl_place, loss_count, loss_weights
 from unirl.trainer.distributed import global_count
+from unirl.trainer.replay import replay_tokens
 from unirl.trainer.sft import supervised_batch
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Prompt, Rollout
@@ -93,21 +94,21 @@ def _backward(
     kl_coef: float,
 ) -> dict[str, Tensor]:
     rollout, mask, algorithm = batch.rollout, batch.loss_mask, ALGORITHMS[stage.algorithm]
-    output = model(
-        rollout.input_ids,
-        rollout.attention_mask,
-        prompt_length=rollout.prompt_length,
-        direction=rollout.prompts[0].direction,
-        temperature=rollout.temperature,
+    output = replay_tokens(
+        model,
+        accelerator.unwrap_model(model),
+        rollout,
+        stage.sampling,
+        detach_uncond=stage.guidance_mode == "detach_uncond",
     )
     loss, metrics = algorithm.loss(
         output.logprobs,
-        rollout.old_logprobs,
+        batch.old_logprobs,
         batch.advantages,
         mask,
         stage,
         denominator=counts.loss,
-        weights_BT=loss_weights(stage, mask),
+        weights_BT=_token_weights(batch, stage),
     )
     if algorithm.uses_critic:
         critic, critic_metrics = value_loss(
@@ -138,6 +139,14 @@ def _backward(
     # Ranks average their gradients; the denominators already count what all of them hold.
     accelerator.backward(loss * accelerator.num_processes)
     return {**metrics, "policy/entropy_sum": entropy.detach().double()}
+
+
+def _token_weights(batch: Experience, stage: Stage) -> Tensor | None:
+    """What the algorithm averages with, times the importance of each token."""
+    weights = loss_weights(stage, batch.loss_mask)
+    if batch.importance is None or weights is None:
+        return weights if batch.importance is None else batch.importance
+    return weights * batch.importance
 
 
 def _global_sum(accelerator: Accelerator, parts: Sequence[Tensor]) -> float:
@@ -172,10 +181,11 @@ def _every_nth_prompt(experience: Experience, first: int, n: int) -> Experience:
             response_mask=rollout.response_mask[rows],
             old_logprobs=rollout.old_logprobs[rows],
             truncated=rollout.truncated[rows],
-            temperature=rollout.temperature,
-            policy_version=rollout.policy_version,
+            origin=rollout.origin.select(rows),
         ),
         scores=experience.scores,
+        old_logprobs=experience.old_logprobs[rows],
+        importance=None if experience.importance is None else experience.importance[rows],
         ref_logprobs=experience.ref_logprobs[rows],
         old_values=experience.old_values[rows],
         loss_mask=experience.loss_mask[rows],

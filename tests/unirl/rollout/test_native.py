@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import get_args
 
@@ -8,12 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from unirl.errors import ConfigError
+from unirl.errors import ConfigError, RolloutError
 from unirl.policies.token_lm import TokenLM
-from unirl.rollout.native import NativeEngine, sample_uniforms
-from unirl.types import Direction, Rollout
+from unirl.rollout import native_rows
+from unirl.rollout.decoder import Decoder
+from unirl.rollout.engine import RolloutRequest, assemble, begin
+from unirl.rollout.fused_decoder import FusedDecoder
+from unirl.rollout.generic_decoder import GenericDecoder
+from unirl.rollout.native import NativeEngine
+from unirl.types import Direction, Prompt, Rollout, SamplingSettings
 
 DIRECTIONS = get_args(Direction)
+DECODERS = {"fused": lambda p: FusedDecoder(p, dtype=p.dtype), "generic": GenericDecoder}
+GUIDED = SamplingSettings(temperature=0.8, guidance=3.0)
 
 
 @pytest.fixture(scope="module")
@@ -21,35 +29,68 @@ def policy(toy: SimpleNamespace) -> TokenLM:
     return toy.make_policy(seed=4)
 
 
-def uniforms_for(num_prompts: int, group_size: int, length: int) -> np.ndarray:
-    return np.stack([sample_uniforms((9, p), group_size, length) for p in range(num_prompts)])
+def request_for(prompts: Sequence[Prompt], group_size: int = 2, length: int = 4, **fields) -> RolloutRequest:
+    """Each prompt has the seed that its key says, whatever its company."""
+    fields.setdefault("seeds", [(9, int(prompt.key[1:])) for prompt in prompts])
+    return RolloutRequest(prompts=prompts, group_size=group_size, max_new_tokens=length, **fields)
 
 
 def responses(rollout: Rollout) -> list[list[int]]:
     """Each row's real tokens."""
-    lengths = rollout.response_mask.sum(1).tolist()
-    return [ids[:n] for ids, n in zip(rollout.response_ids.tolist(), lengths, strict=True)]
+    return [ids[:n] for ids, n in zip(rollout.response_ids.tolist(), rollout.lengths.tolist(), strict=True)]
 
 
+def assert_same(left: Rollout, right: Rollout) -> None:
+    assert responses(left) == responses(right)
+    torch.testing.assert_close(left.old_logprobs, right.old_logprobs, atol=1e-5, rtol=0)
+    assert left.truncated.equal(right.truncated)
+
+
+@pytest.mark.parametrize("sampling", [SamplingSettings(), GUIDED], ids=["plain", "guided"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_prompt_is_answered_alike_alone_and_in_any_company(
-    policy: TokenLM, toy: SimpleNamespace, direction: Direction
+    policy: TokenLM, toy: SimpleNamespace, direction: Direction, sampling: SamplingSettings
 ) -> None:
-    prompts, uniforms = toy.make_prompts(direction, 6), uniforms_for(6, 3, 4)
-    engine = NativeEngine(policy)
-    whole = engine.rollout(prompts, uniforms)
-    for order in ([0], [3], [5, 1], [4, 3, 2, 1, 0]):
-        part = engine.rollout([prompts[p] for p in order], uniforms[order])
+    prompts, engine = toy.make_prompts(direction, 6), NativeEngine(policy)
+    whole = engine.rollout(request_for(prompts, 3, sampling=sampling))
+    for order in ([0], [5, 1], [4, 3, 2, 1, 0]):
+        part = engine.rollout(request_for([prompts[p] for p in order], 3, sampling=sampling))
         rows = torch.tensor([3 * p + g for p in order for g in range(3)])
         assert responses(part) == [responses(whole)[row] for row in rows]
         torch.testing.assert_close(part.old_logprobs, whole.old_logprobs[rows], atol=1e-5, rtol=0)
-        assert part.truncated.equal(whole.truncated[rows])
+
+
+@pytest.mark.parametrize("sampling", [SamplingSettings(), GUIDED], ids=["plain", "guided"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("max_rows", [1, 3, 5])
+def test_refilled_places_give_what_one_batch_gives(
+    policy: TokenLM,
+    toy: SimpleNamespace,
+    direction: Direction,
+    sampling: SamplingSettings,
+    decoder: str,
+    max_rows: int,
+) -> None:
+    request = request_for(toy.make_prompts(direction, 4), 3, sampling=sampling)
+    whole = NativeEngine(policy).rollout(request)
+    engine = NativeEngine(policy, max_rows=max_rows, decoder=DECODERS[decoder](policy))
+    continuous = engine.rollout(request)
+    assert_same(continuous, whole)
+    assert max(continuous.active_rows) == max_rows
+    assert sum(continuous.active_rows) == sum(whole.active_rows) == int(whole.response_mask.sum())
+
+
+def test_a_long_queue_moves_its_cache_to_the_front(policy: TokenLM, toy: SimpleNamespace) -> None:
+    """Forty samples through two places: the clock passes the end of the cache again and again."""
+    request = request_for(toy.make_prompts("text", 4), 10, length=12)
+    assert_same(NativeEngine(policy, max_rows=2).rollout(request), NativeEngine(policy).rollout(request))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_cache_changes_nothing(policy: TokenLM, toy: SimpleNamespace, direction: Direction) -> None:
     """Each log-prob equals the one of a forward pass without cache over that row alone, unpadded."""
-    rollout = NativeEngine(policy).rollout(toy.make_prompts(direction), uniforms_for(4, 2, 4))
+    rollout = NativeEngine(policy).rollout(request_for(toy.make_prompts(direction)))
     for row, ids in enumerate(responses(rollout)):
         prompt = rollout.input_ids[row, : rollout.prompt_length]
         prompt = prompt[rollout.attention_mask[row, : rollout.prompt_length]]
@@ -60,79 +101,66 @@ def test_the_cache_changes_nothing(policy: TokenLM, toy: SimpleNamespace, direct
         torch.testing.assert_close(rollout.old_logprobs[row, : len(ids)], expected, atol=1e-5, rtol=0)
 
 
-def test_samples_follow_the_distribution(policy: TokenLM, toy: SimpleNamespace) -> None:
+def test_samples_follow_the_distribution(
+    policy: TokenLM, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Evenly spaced random numbers give each first token as often as its probability says."""
-    prompt, num = toy.make_prompts("image")[1], 4000
-    uniforms = np.zeros((1, num, 4))
-    uniforms[0, :, 0] = (np.arange(num) + 0.5) / num
-    rollout = NativeEngine(policy).rollout([prompt], uniforms)
+    num = 2000
+    monkeypatch.setattr(
+        native_rows, "sample_stream", lambda seed, sample, length: np.full(length, (sample + 0.5) / num)
+    )
+    rollout = NativeEngine(policy).rollout(request_for(toy.make_prompts("image")[1:2], num))
     first, logprobs = rollout.response_ids[:, 0], rollout.old_logprobs[:, 0]
     for code in first.unique():
         chosen = first == code
         assert float(chosen.double().mean()) == pytest.approx(float(logprobs[chosen][0].exp()), abs=1 / num)
 
 
-def test_group_members_differ_and_keep_their_own_stream() -> None:
-    four, two = sample_uniforms((3, 1, 5), 4, 6), sample_uniforms((3, 1, 5), 2, 6)
-    assert four.shape == (4, 6) and four.dtype == np.float64
-    assert (four[:2] == two).all()
-    assert len(np.unique(four)) == 24
-    assert (four >= 0).all() and (four < 1).all()
-
-
-def test_streams_of_other_seeds_steps_and_prompts_differ() -> None:
-    seeds = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (2, 1, 0), (0, 1, 3)]
-    assert len(np.unique([sample_uniforms(seed, 1, 4) for seed in seeds])) == 20
-
-
-def test_a_longer_response_begins_alike() -> None:
-    assert (sample_uniforms((1, 2), 2, 9)[:, :4] == sample_uniforms((1, 2), 2, 4)).all()
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_sample_depends_on_its_own_random_numbers_alone(
+def test_a_sample_depends_on_its_own_seed_alone(
     policy: TokenLM, toy: SimpleNamespace, direction: Direction
 ) -> None:
-    prompts, uniforms = toy.make_prompts(direction), uniforms_for(4, 2, 4)
-    changed = uniforms.copy()
-    changed[2, 1] = 1.0 - changed[2, 1]
-    before = responses(NativeEngine(policy).rollout(prompts, uniforms))
-    after = responses(NativeEngine(policy).rollout(prompts, changed))
-    assert [row for row in range(8) if before[row] != after[row]] == [5]
+    prompts, engine = toy.make_prompts(direction), NativeEngine(policy)
+    before = responses(engine.rollout(request_for(prompts)))
+    seeds = [(9, 0), (9, 1), (8, 2), (9, 3)]
+    after = responses(engine.rollout(request_for(prompts, seeds=seeds)))
+    assert {row // 2 for row in range(8) if before[row] != after[row]} == {2}
 
 
-def _only(policy: TokenLM, ids: dict[int, int | list[int]]) -> torch.nn.Module:
-    """A head that writes given tokens: `ids[t]` at decode step t, one for all rows or one for each."""
+class Script:
+    """A decoder whose head writes given tokens, `ids[sample]`, as long as rows keep their order."""
 
-    class Head(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.step = -1
+    def __init__(self, policy: TokenLM, ids: Sequence[Sequence[int]]) -> None:
+        self.inner: Decoder = FusedDecoder(policy, dtype=policy.dtype)
+        self.inner.sync(policy)
+        self.ids, self.step_of = ids, [0] * len(ids)
+        self.size = policy.allowed("text").numel()
 
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            self.step += 1
-            logits = torch.zeros(len(hidden), policy.allowed("text").numel())
-            wanted = torch.as_tensor(ids[self.step]).expand(len(hidden))
-            logits[torch.arange(len(hidden)), wanted] = 50.0
-            return logits
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
 
-    return Head()
-
-
-def _write(policy: TokenLM, toy: SimpleNamespace, ids: dict[int, int | list[int]], length: int) -> Rollout:
-    head, policy.lm.lm_head = policy.lm.lm_head, _only(policy, ids)
-    try:
-        return NativeEngine(policy).rollout(toy.make_prompts("text", 3), uniforms_for(3, 1, length))
-    finally:
-        policy.lm.lm_head = head
+    def logits(self, hidden: torch.Tensor, direction: Direction) -> torch.Tensor:
+        logits = torch.zeros(*hidden.shape[:-1], self.size)
+        active = [row for row, ids in enumerate(self.ids) if self.step_of[row] < len(ids)]
+        for place, row in enumerate(active[: len(hidden)]):
+            logits[place, :, self.ids[row][self.step_of[row]]] = 50.0
+            self.step_of[row] += 1
+        return logits
 
 
-def test_rows_end_at_their_own_end_token(policy: TokenLM, toy: SimpleNamespace) -> None:
+def write(policy: TokenLM, toy: SimpleNamespace, ids: Sequence[Sequence[int]], length: int) -> Rollout:
+    engine = NativeEngine(policy, decoder=Script(policy, ids))
+    return engine.rollout(request_for(toy.make_prompts("text", len(ids)), 1, length))
+
+
+def test_rows_end_at_their_own_end_token(
+    policy: TokenLM, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_rows, "REFILL_SHARE", 0)
     eos, word = policy.vocabulary.eos, policy.vocabulary.words("white")[0]
-    rollout = _write(
-        policy, toy, {0: [eos, word, word], 1: [word, eos, word], 2: word, 3: [word, word, eos]}, length=5
-    )
-    assert responses(rollout) == [[eos], [word, eos], [word, word, word, eos]]
+    written = [[eos], [word, eos], [word, word, word, eos]]
+    rollout = write(policy, toy, written, length=5)
+    assert responses(rollout) == written
     assert rollout.response_ids[:, 4].tolist() == [policy.vocabulary.pad] * 3
     assert rollout.truncated.tolist() == [False, False, False]
     assert rollout.active_rows == (3, 2, 1, 1)
@@ -144,23 +172,30 @@ def test_an_end_at_the_last_place_is_an_end_and_a_word_there_is_a_cut(
     policy: TokenLM, toy: SimpleNamespace
 ) -> None:
     eos, word = policy.vocabulary.eos, policy.vocabulary.words("white")[0]
-    rollout = _write(policy, toy, {0: word, 1: word, 2: [eos, word, word]}, length=3)
+    rollout = write(policy, toy, [[word, word, eos], [word] * 3, [word] * 3], length=3)
     assert responses(rollout) == [[word, word, eos], [word] * 3, [word] * 3]
     assert rollout.truncated.tolist() == [False, True, True]
     assert rollout.active_rows == (3, 3, 3)
 
 
-def test_a_picture_is_never_cut(policy: TokenLM, toy: SimpleNamespace) -> None:
-    rollout = NativeEngine(policy).rollout(toy.make_prompts("image"), uniforms_for(4, 2, 4), policy_version=7)
+def test_a_picture_is_never_cut_and_every_token_says_where_it_is_from(
+    policy: TokenLM, toy: SimpleNamespace
+) -> None:
+    engine = NativeEngine(policy)
+    engine.sync(policy, 7)
+    rollout = engine.rollout(request_for(toy.make_prompts("image"), sampling=GUIDED))
     assert not rollout.truncated.any() and rollout.response_mask.all()
-    assert rollout.active_rows == (8, 8, 8, 8)
-    assert rollout.policy_version == 7 and rollout.group_size == 2
+    assert rollout.active_rows == (8, 8, 8, 8) and rollout.group_size == 2
     assert rollout.input_ids.shape == (8, rollout.prompt_length + 4)
+    assert rollout.tokens_per_s > 0
+    origin = rollout.origin
+    assert (origin.policy_version == 7).all() and (origin.modality == 1).all()
+    assert (origin.guidance == 3.0).all() and (origin.temperature == torch.tensor(0.8)).all()
 
 
 def test_rows_are_prompt_major(policy: TokenLM, toy: SimpleNamespace) -> None:
     prompts = toy.make_prompts("image")
-    rollout = NativeEngine(policy).rollout(prompts, uniforms_for(4, 2, 4))
+    rollout = NativeEngine(policy).rollout(request_for(prompts))
     for row in range(8):
         real = rollout.attention_mask[row, : rollout.prompt_length]
         ids = rollout.input_ids[row, : rollout.prompt_length]
@@ -168,34 +203,98 @@ def test_rows_are_prompt_major(policy: TokenLM, toy: SimpleNamespace) -> None:
         assert (ids[~real] == policy.vocabulary.pad).all()
 
 
-def test_the_engine_samples_with_the_weights_of_the_moment(toy: SimpleNamespace) -> None:
+def test_a_prompt_is_run_once_for_its_group(
+    policy: TokenLM, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, seen = NativeEngine(policy, max_rows=5), []
+    prefill = engine.decoder.prefill
+    monkeypatch.setattr(
+        engine.decoder, "prefill", lambda ids, *rest: seen.extend(ids.tolist()) or prefill(ids, *rest)
+    )
+    engine.rollout(request_for(toy.make_prompts("image", 4), 6))
+    assert len(seen) == 4
+
+
+def test_changed_weights_are_taken_over(toy: SimpleNamespace) -> None:
     policy = toy.make_policy(seed=4)
-    engine, prompts, uniforms = NativeEngine(policy), toy.make_prompts("image"), uniforms_for(4, 2, 4)
-    before = engine.rollout(prompts, uniforms)
+    engine, request = NativeEngine(policy), request_for(toy.make_prompts("image"))
+    before = engine.rollout(request)
     with torch.no_grad():
         policy.lm.lm_head.weight.mul_(3.0)
-    after = engine.rollout(prompts, uniforms)
+    after = engine.rollout(request)
     assert not after.old_logprobs.equal(before.old_logprobs)
+    assert_same(after, NativeEngine(policy).rollout(request))
 
 
 def test_a_rollout_takes_no_global_random_numbers(policy: TokenLM, toy: SimpleNamespace) -> None:
+    request = request_for(toy.make_prompts("image"))
     torch.manual_seed(1)
-    first = NativeEngine(policy).rollout(toy.make_prompts("image"), uniforms_for(4, 2, 4))
+    first = NativeEngine(policy).rollout(request)
     state = torch.get_rng_state()
     torch.manual_seed(2)
-    second = NativeEngine(policy).rollout(toy.make_prompts("image"), uniforms_for(4, 2, 4))
+    second = NativeEngine(policy).rollout(request)
     assert first.input_ids.equal(second.input_ids)
     torch.manual_seed(1)
     assert torch.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize("sampling", [SamplingSettings(), GUIDED], ids=["plain", "guided"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_sample_that_is_stopped_goes_on_elsewhere(
+    policy: TokenLM, toy: SimpleNamespace, direction: Direction, sampling: SamplingSettings
+) -> None:
+    """One step here, the next on an engine with another decoder: the same tokens in the end."""
+    prompts = toy.make_prompts(direction)
+    request = request_for(prompts, sampling=sampling)
+    samples, steps = begin(request), 0
+    engines = [NativeEngine(policy, max_rows=3), NativeEngine(policy, decoder=GenericDecoder(policy))]
+    while not all(sample.is_done for sample in samples):
+        engine = engines[steps % 2]
+        engine.sync(policy, steps)
+        samples = engine.run(samples, max_steps=1)
+        steps += 1
+    ids = [policy.prompt_ids(prompt) for prompt in prompts]
+    resumed = assemble(samples, ids, group_size=2, pad=policy.vocabulary.pad)
+    assert_same(resumed, NativeEngine(policy).rollout(request))
+    versions = resumed.origin.policy_version[0][resumed.response_mask[0]]
+    assert versions.tolist() == sorted(versions.tolist()) and versions[0] == 0
+
+
+def test_an_unfinished_sample_is_no_rollout(policy: TokenLM, toy: SimpleNamespace) -> None:
+    prompts = toy.make_prompts("image", 1)
+    samples = NativeEngine(policy).run(begin(request_for(prompts)), max_steps=2)
+    assert [len(sample.ids) for sample in samples] == [2, 2]
+    with pytest.raises(RolloutError, match=r"p0, sample 0: 2 of 4 tokens and no end"):
+        assemble(samples, [policy.prompt_ids(prompts[0])], group_size=2, pad=0)
 
 
 def test_prompts_of_two_directions_are_refused(policy: TokenLM, toy: SimpleNamespace) -> None:
     prompts = toy.make_prompts("image", 2)
     mixed = [prompts[0], dataclasses.replace(prompts[1], direction="text")]
     with pytest.raises(ConfigError, match=r"p1: direction 'text', the first prompt's is 'image'"):
-        NativeEngine(policy).rollout(mixed, uniforms_for(2, 1, 4))
+        NativeEngine(policy).rollout(request_for(mixed))
 
 
 def test_a_picture_of_another_length_is_refused(policy: TokenLM, toy: SimpleNamespace) -> None:
-    with pytest.raises(ConfigError, match=r"3 random numbers a sample, a picture has 4 codes"):
-        NativeEngine(policy).rollout(toy.make_prompts("image", 2), uniforms_for(2, 1, 3))
+    with pytest.raises(ConfigError, match=r"3 tokens are asked for, a picture has 4"):
+        NativeEngine(policy).rollout(request_for(toy.make_prompts("image", 2), length=3))
+
+
+def test_settings_that_cannot_be_trained_are_refused(policy: TokenLM, toy: SimpleNamespace) -> None:
+    prompts = toy.make_prompts("image", 2)
+    with pytest.raises(ConfigError, match=r"temperature is 0\.0; .* argmax"):
+        NativeEngine(policy).rollout(request_for(prompts, sampling=SamplingSettings(temperature=0.0)))
+    with pytest.raises(ConfigError, match="1 seeds for 2 prompts"):
+        NativeEngine(policy).rollout(request_for(prompts, seeds=[(1,)]))
+    with pytest.raises(ConfigError, match="max_rows is 0"):
+        NativeEngine(policy, max_rows=0)
+
+
+def test_half_precision_stays_close(policy: TokenLM, toy: SimpleNamespace) -> None:
+    request = request_for(toy.make_prompts("image"), sampling=SamplingSettings(temperature=2.0))
+    whole = NativeEngine(policy).rollout(request)
+    half = NativeEngine(policy, dtype=torch.bfloat16).rollout(request)
+    same = half.response_ids.equal(whole.response_ids)
+    assert same or (half.response_ids == whole.response_ids).float().mean() > 0.5
+    first = half.response_ids[:, 0] == whole.response_ids[:, 0]
+    torch.testing.assert_close(half.old_logprobs[first, 0], whole.old_logprobs[first, 0], atol=0.05, rtol=0)

@@ -12,9 +12,10 @@ from unirl.errors import ConfigError, RewardError
 from unirl.policies.image_tokenizer import uint8_from_pixels
 from unirl.policies.token_lm import TokenLM
 from unirl.rollout.native import NativeEngine
-from unirl.trainer.collect import make_experience, response_texts, roll_out, samples_of, score_tokens
+from unirl.trainer.collect import make_experience, response_texts, roll_out, samples_of
+from unirl.trainer.replay import replay_tokens
 from unirl.trainer.stages import Stage
-from unirl.types import Direction, Prompt, Rollout, Scores
+from unirl.types import Direction, Prompt, Rollout, SamplingSettings, Scores
 
 STAGE = Stage(name="s", direction="image", prompts="true", steps=1, gamma=0.9, lam=0.8)
 
@@ -31,10 +32,9 @@ def rollouts_of(policy: TokenLM, prompts: list[Prompt], *, micro_prompts: int = 
         prompts,
         group_size=2,
         length=policy.max_response_length(direction, 3),
-        temperature=1.0,
+        sampling=SamplingSettings(),
         seeds=[(1, p) for p in range(len(prompts))],
         micro_prompts=micro_prompts,
-        policy_version=5,
     )
 
 
@@ -44,7 +44,7 @@ def test_roll_out_in_parts_is_roll_out_at_once(policy: TokenLM, toy: SimpleNames
     (whole,) = rollouts_of(policy, prompts, micro_prompts=5)
     assert [len(part.prompts) for part in parts] == [2, 2, 1]
     assert torch.cat([part.response_ids for part in parts]).equal(whole.response_ids)
-    assert {part.policy_version for part in parts} == {5}
+    assert all((part.origin.policy_version == 0).all() for part in parts)
 
 
 def test_drawings_become_pictures_with_the_prompts_words(policy: TokenLM, toy: SimpleNamespace) -> None:
@@ -108,8 +108,8 @@ def test_credit_is_the_formula_row_by_row(
     (made,) = experience(policy, toy, [total], direction)
     rollout, mask = made.rollout, made.loss_mask
     with torch.no_grad():
-        reference = score_tokens(toy.make_policy(seed=3), rollout).logprobs
-        values = score_tokens(policy, rollout).values
+        reference = replay_tokens(toy.make_policy(seed=3), policy, rollout, STAGE.sampling).logprobs
+        values = replay_tokens(policy, policy, rollout, STAGE.sampling).values
     torch.testing.assert_close(made.ref_logprobs[mask], reference[mask], atol=1e-6, rtol=0)
     rewards = kl_penalty_rewards(torch.from_numpy(total).float(), rollout.old_logprobs, reference, mask, 0.3)
     advantages, returns = gae(rewards, values, mask, gamma=0.9, lam=0.8)

@@ -10,13 +10,17 @@ import torch
 from accelerate import Accelerator
 
 from unirl.errors import ConfigError
+from unirl.rollout.native import NativeEngine
 from unirl.trainer.evaluate import Evaluation, evaluate_policy
-from unirl.types import Direction, Prompt, Sample, Scores
+from unirl.types import Direction, Prompt, Sample, SamplingSettings, Scores
 
 
 def evaluate(toy: SimpleNamespace, prompts: Sequence[Prompt], **replaced: Any) -> Evaluation:
+    policy = replaced.get("policy", toy.make_policy(seed=2))
     arguments = {
-        "policy": toy.make_policy(seed=2),
+        "policy": policy,
+        "engine": NativeEngine(policy),
+        "sampling": SamplingSettings(),
         "tokenizer": toy.make_tokenizer(),
         "reward": toy.Likes(),
         "judge": toy.Even(),

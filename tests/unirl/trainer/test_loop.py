@@ -16,6 +16,8 @@ import torch
 
 from storage import FeatureStore
 from unirl.errors import ConfigError, RewardError, RolloutError
+from unirl.policies.policy import Policy
+from unirl.rollout.native import NativeEngine
 from unirl.trainer.checkpoint import newest_checkpoint
 from unirl.trainer.loop import StopAsked, Trainer
 from unirl.trainer.stages import AlgorithmName
@@ -258,8 +260,12 @@ def test_an_engine_that_disagrees_with_the_trainer_is_refused(
     toy: SimpleNamespace, toy_store: FeatureStore, tmp_path: Path
 ) -> None:
     """Other weights in the engine than in the trainer: the first step says so."""
-    trainer = toy.make_trainer(tmp_path, toy_store)
-    trainer.engine.policy = toy.make_policy(seed=9)
+
+    class Stale(NativeEngine):
+        def sync(self, policy: Policy, version: int) -> None:
+            self.policy_version = version
+
+    trainer = toy.make_trainer(tmp_path, toy_store, engine=Stale(toy.make_policy(seed=9)))
     with pytest.raises(RolloutError, match=r"stage text, first step: rollout and trainer differ by .* nats"):
         trainer.train()
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from unirl.algorithms import mean_metrics
 from unirl.policies.token_lm import TokenLM
 from unirl.rollout.native import NativeEngine
-from unirl.trainer.collect import make_experience, roll_out, score_tokens
+from unirl.trainer.collect import make_experience, roll_out
+from unirl.trainer.replay import replay_tokens
 from unirl.trainer.sft import supervised_batch
 from unirl.trainer.stages import AlgorithmName, Stage
 from unirl.trainer.update import update_policy
@@ -54,7 +55,7 @@ def experiences_of(
         toy.make_prompts(direction, NUM_PROMPTS),
         group_size=GROUP_SIZE,
         length=policy.max_response_length(direction, 3),
-        temperature=1.0,
+        sampling=stage.sampling,
         seeds=[(1, p) for p in range(NUM_PROMPTS)],
         micro_prompts=micro_prompts,
     )
@@ -149,7 +150,9 @@ def test_a_penalty_in_the_loss_is_the_estimators_gradient(
     rollout = replace(
         rollout, input_ids=rollout.input_ids.clone(), attention_mask=rollout.attention_mask.clone()
     )
-    d = torch.where(mask, score_tokens(policy, rollout).logprobs - experience.ref_logprobs, 0.0)
+    d = torch.where(
+        mask, replay_tokens(policy, policy, rollout, STAGE.sampling).logprobs - experience.ref_logprobs, 0.0
+    )
     k2, k3 = d.square() / 2, (-d).exp() - 1 + d
     (STAGE.kl_coef * (k2 if straight_through else k3)[mask].sum() / mask.sum()).backward()
     assert metrics["policy/kl_loss"] == pytest.approx(float(k3[mask].mean()))
@@ -212,6 +215,7 @@ def test_every_update_takes_other_prompts_and_an_epoch_takes_all(
         rollout=replace(
             rollout,
             prompts=rollout.prompts[1::2],
+            origin=rollout.origin.select(rows),
             **{
                 name: getattr(rollout, name)[rows]
                 for name in ("input_ids", "attention_mask", "response_mask", "old_logprobs", "truncated")
@@ -219,7 +223,7 @@ def test_every_update_takes_other_prompts_and_an_epoch_takes_all(
         ),
         **{
             name: getattr(experiences[0], name)[rows]
-            for name in ("ref_logprobs", "old_values", "loss_mask", "advantages", "returns")
+            for name in ("old_logprobs", "ref_logprobs", "old_values", "loss_mask", "advantages", "returns")
         },
     )
     expected, _ = one_step(accelerator, policy, [second])

@@ -1,0 +1,187 @@
+"""Decoding for Llama-like models on preallocated buffers, without the model's own classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unirl.policies.policy import Policy
+from unirl.rollout.decoder import Prefix
+from unirl.rollout.fused_weights import FusedLayer, FusedWeights
+from unirl.types import Direction
+
+__all__ = ["FusedDecoder"]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries (N, heads, T, W), keys and values (N, kv heads, T, W)) -> (N, T, heads * W)."""
+
+
+class FusedDecoder:
+    """Llama, Qwen2 and Qwen3: fused projections, a static cache, attention over its used columns alone."""
+
+    def __init__(self, policy: Policy, *, dtype: torch.dtype, compile: bool = False) -> None:
+        """Make the buffers.
+
+        Args:
+            policy: Gives the sizes, the device and the rotary embedding.
+            dtype: Of weights and cache.
+            compile: Compile a layer's matrix part with `torch.compile`.
+        """
+        self.dtype, self.device = dtype, policy.device
+        self.weights = FusedWeights(policy.decoder_config, dtype=dtype, device=policy.device)
+        self._rotary = self._rotary_table(policy)
+        self._before, self._after = _before_attention, _after_attention
+        if compile:
+            self._before = torch.compile(_before_attention, dynamic=True)
+            self._after = torch.compile(_after_attention, dynamic=True)
+        self._softmax_dtype = torch.promote_types(dtype, torch.float32)
+        self._clock = 0
+        self._num_rows = 0
+        self._keys = self._values = self._hidden_columns = torch.empty(0)
+
+    def sync(self, policy: Policy) -> None:
+        """Copy the policy's weights; a tied head follows its embedding."""
+        with torch.no_grad():
+            self.weights.load(policy.weights())
+
+    def open(self, num_rows: int, *, clock: int, capacity: int) -> None:
+        """Make room; a cache that is large enough is used again."""
+        w = self.weights
+        shape = (len(w.layers), num_rows, w.num_kv_heads, capacity, w.head_width)
+        if self._keys.ndim != 5 or any(
+            have < need for have, need in zip(self._keys.shape, shape, strict=True)
+        ):
+            self._keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            self._values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._hidden_columns = torch.zeros(
+            num_rows, self._keys.shape[3], dtype=self.dtype, device=self.device
+        )
+        self._num_rows, self._clock = num_rows, clock
+
+    def prefill(self, ids: Tensor, mask: Tensor, pictures: Tensor | None) -> Prefix:
+        """Run prompts through all layers with full attention."""
+        length = ids.shape[1]
+        causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+        itself = torch.eye(length, dtype=torch.bool, device=ids.device)
+        # A padding column sees itself, so that its softmax is defined; nobody looks at it.
+        seen = ((causal & mask[:, None, :]) | itself)[:, None]
+        keys, values = [], []
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys.append(k)
+            values.append(v)
+            grouped = self.weights.num_heads != self.weights.num_kv_heads
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=grouped)
+            return mixed.transpose(1, 2).flatten(2)
+
+        positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
+        hidden = self._run(ids, positions, attend)
+        return Prefix(hidden=hidden[:, -1], keys=tuple(keys), values=tuple(values))
+
+    def place(self, rows: Tensor, prefix: Prefix, which: Tensor, lengths: Tensor) -> None:
+        """Write the prompts into the columns before the clock."""
+        end = self._clock
+        start = end - prefix.keys[0].shape[2]
+        for layer, (keys, values) in enumerate(zip(prefix.keys, prefix.values, strict=True)):
+            self._keys[layer, rows, :, start:end] = keys[which]
+            self._values[layer, rows, :, start:end] = values[which]
+        columns = torch.arange(self._hidden_columns.shape[1], device=rows.device)
+        hidden = columns < (end - lengths)[:, None]
+        self._hidden_columns[rows] = torch.where(hidden, -torch.inf, 0.0).to(self.dtype)
+
+    def step(self, ids: Tensor, positions: Tensor, oldest: int) -> Tensor:
+        """Append a token to every row; attention looks at the last `oldest` columns."""
+        if self._clock == self._keys.shape[3]:
+            self._shift(oldest - 1)
+        at, first = self._clock, self._clock + 1 - oldest
+        rows, w = self._num_rows, self.weights
+        repeats = w.num_heads // w.num_kv_heads
+        hidden_columns = self._hidden_columns[:rows, None, first : at + 1]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cached_k, cached_v = self._keys[layer, :rows], self._values[layer, :rows]
+            cached_k[:, :, at] = k[:, :, 0]
+            cached_v[:, :, at] = v[:, :, 0]
+            window = slice(first, at + 1)
+            scores = torch.bmm(
+                q.reshape(rows * w.num_kv_heads, repeats, w.head_width),
+                cached_k.flatten(0, 1)[:, window].transpose(1, 2),
+            ).view(rows, w.num_heads, oldest)
+            scores = scores.mul_(w.head_width**-0.5).add_(hidden_columns)
+            probs = scores.softmax(-1, dtype=self._softmax_dtype).to(self.dtype)
+            return torch.bmm(
+                probs.view(rows * w.num_kv_heads, repeats, oldest), cached_v.flatten(0, 1)[:, window]
+            ).view(rows, 1, w.num_heads * w.head_width)
+
+        hidden = self._run(ids[:, None], positions[:, None], attend)
+        self._clock += 1
+        return hidden[:, 0]
+
+    def move(self, source: Tensor, target: Tensor, num_rows: int) -> None:
+        """Copy the used columns of rows."""
+        used = slice(0, self._clock)
+        if len(source):
+            self._keys[:, target, :, used] = self._keys[:, source, :, used]
+            self._values[:, target, :, used] = self._values[:, source, :, used]
+            self._hidden_columns[target] = self._hidden_columns[source]
+        self._num_rows = num_rows
+
+    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
+        """Return logits (N, V) of both kinds of ids."""
+        return F.linear(hidden, self.weights.head)
+
+    def _run(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        w = self.weights
+        cos, sin = (table[positions][:, None] for table in self._rotary)
+        x = F.embedding(ids, w.embedding)
+        for i, layer in enumerate(w.layers):
+            q, k, v = self._before(x, layer, cos, sin, w.num_heads, w.num_kv_heads, w.eps)
+            x = self._after(x, attend(i, q, k, v), layer, w.eps)
+        return F.rms_norm(x, (w.width,), w.norm, w.eps)
+
+    def _shift(self, kept: int) -> None:
+        """Move the last `kept` columns to the front."""
+        start = self._clock - kept
+        for cache in (self._keys[:, : self._num_rows], self._values[:, : self._num_rows]):
+            cache[:, :, :, :kept] = cache[:, :, :, start : self._clock].clone()
+        self._hidden_columns[:, :kept] = self._hidden_columns[:, start : self._clock].clone()
+        self._hidden_columns[:, kept:] = 0.0
+        self._clock = kept
+
+    def _rotary_table(self, policy: Policy) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, (positions, W) each, as the model itself computes them."""
+        length = policy.decoder_config.max_position_embeddings
+        rotary = cast(torch.nn.Module, policy.lm.base_model.rotary_emb)
+        like = torch.empty(1, dtype=self.dtype, device=self.device)
+        cos, sin = rotary(like, torch.arange(length, device=self.device)[None])
+        return cos[0], sin[0]
+
+
+def _before_attention(
+    x: Tensor, layer: FusedLayer, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, projections, rotary embedding: (N, T, C) to queries, keys and values (N, heads, T, W)."""
+    normed = F.rms_norm(x, layer.attention_norm.shape, layer.attention_norm, eps)
+    mixed = F.linear(normed, layer.qkv, layer.qkv_bias)
+    heads = mixed.unflatten(-1, (num_heads + 2 * num_kv_heads, -1)).transpose(1, 2)
+    turned, v = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+    if layer.query_norm is not None and layer.key_norm is not None:
+        q = F.rms_norm(turned[:, :num_heads], layer.query_norm.shape, layer.query_norm, eps)
+        k = F.rms_norm(turned[:, num_heads:], layer.key_norm.shape, layer.key_norm, eps)
+        turned = torch.cat([q, k], dim=1)
+    half = turned.shape[-1] // 2
+    swapped = torch.cat([-turned[..., half:], turned[..., :half]], dim=-1)
+    turned = turned * cos + swapped * sin
+    return turned[:, :num_heads], turned[:, num_heads:], v
+
+
+def _after_attention(x: Tensor, attended: Tensor, layer: FusedLayer, eps: float) -> Tensor:
+    """Output projection and the gated two-layer network, each added to its input."""
+    x = x + F.linear(attended, layer.out, layer.out_bias)
+    normed = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, eps)
+    gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+    return x + F.linear(F.silu(gate) * up, layer.down)

@@ -1,0 +1,239 @@
+"""Rows of the native engine: which sample has which place in the cache, and what each has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unirl.algorithms.sampling import sample_tokens
+from unirl.policies.policy import Policy, left_pad
+from unirl.rollout.decoder import Decoder, Prefix
+from unirl.rollout.engine import PartialSample, sample_stream
+from unirl.types import Prompt
+
+__all__ = ["Added", "Rows"]
+
+REFILL_SHARE = 8
+"""Free places wait until there are an eighth of all: running one prompt costs as much as a step of many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What one run added to a sample."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    is_ended: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _Share:
+    """A prompt that was run, for the samples that still wait for it."""
+
+    prefix: Prefix
+    index: int
+    length: int
+
+
+class Rows:
+    """Places in a decoder's cache, and the queue of samples that wait for one.
+
+    With guidance each place holds two rows of the decoder: the conditional and, right behind it, the
+    unconditional one. Both get the same tokens.
+    """
+
+    def __init__(
+        self, policy: Policy, decoder: Decoder, samples: Sequence[PartialSample], max_rows: int
+    ) -> None:
+        first = samples[0]
+        self.policy, self.decoder, self.samples = policy, decoder, samples
+        self.direction, self.sampling = first.prompt.direction, first.sampling
+        self.branches = 1 if first.sampling.guidance == 1.0 else 2
+        self.length = max(sample.max_new_tokens for sample in samples)
+        device = policy.device
+        streams = [sample_stream(s.seed, s.sample, s.max_new_tokens) for s in samples]
+        uniforms = np.stack([np.pad(stream, (0, self.length - len(stream))) for stream in streams])
+        self._uniforms = torch.from_numpy(uniforms).to(device)
+        self._ids = torch.zeros(len(samples), self.length, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(len(samples), self.length, device=device)
+        self._prompts = [self._branch_ids(sample) for sample in samples]
+        self._queue = list(range(len(samples)))[::-1]
+        self._shares: dict[tuple[int, ...], _Share] = {}
+        self._written = [len(sample.ids) for sample in samples]
+        self._is_ended = [False] * len(samples)
+        num_places = min(max_rows, len(samples))
+        longest = max(len(ids) for branches in self._prompts for ids in branches)
+        capacity = longest + self.length
+        if num_places < len(samples):
+            capacity += capacity // 2
+        decoder.open(num_places * self.branches, clock=longest, capacity=capacity)
+        self._place_of: list[int | None] = [None] * num_places
+        """The sample in each place."""
+        self._positions = torch.zeros(num_places, self.branches, dtype=torch.int64, device=device)
+        self._hidden = torch.empty(0, device=device)
+        self._refill()
+
+    @property
+    def num_active(self) -> int:
+        """Places with a sample that is not done."""
+        return sum(sample is not None for sample in self._place_of)
+
+    @property
+    def is_running(self) -> bool:
+        """Something is left to draw."""
+        return self.num_active > 0
+
+    def advance(self) -> None:
+        """Draw the next token of every active sample, then bring the cache up to it."""
+        places = [place for place, sample in enumerate(self._place_of) if sample is not None]
+        ids = self._draw(places)
+        if self.is_running:
+            self._step(ids)
+        if self._queue:
+            self._refill()
+        elif self.is_running:
+            self._compact()
+
+    def results(self) -> list[Added]:
+        """What was added to each sample so far."""
+        ids, logprobs = self._ids.tolist(), self._logprobs.tolist()
+        return [
+            Added(
+                ids=tuple(ids[i][len(sample.ids) : self._written[i]]),
+                logprobs=tuple(logprobs[i][len(sample.ids) : self._written[i]]),
+                is_ended=self._is_ended[i],
+            )
+            for i, sample in enumerate(self.samples)
+        ]
+
+    def _draw(self, places: list[int]) -> Tensor:
+        """Draw a token for each of these places and free the finished; int64 (all places,)."""
+        samples = [self._sample_in(place) for place in places]
+        written = [self._written[sample] for sample in samples]
+        where = torch.tensor(places, device=self._ids.device)
+        who, when = (torch.tensor(values, device=self._ids.device) for values in (samples, written))
+        hidden = self._hidden.view(len(self._place_of), self.branches, -1)
+        if len(places) < len(self._place_of):
+            hidden = hidden[where]
+        logits = self.decoder.logits(hidden, self.direction)
+        drawn, logprobs = sample_tokens(
+            logits[:, 0],
+            uniforms=self._uniforms[who, when],
+            allowed=self._allowed(written),
+            temperature=self.sampling.temperature,
+            uncond=logits[:, 1] if self.branches == 2 else None,
+            guidance=self.sampling.guidance,
+        )
+        self._ids[who, when] = drawn
+        self._logprobs[who, when] = logprobs.float()
+        ended = (drawn == self.policy.vocabulary.eos).tolist() if self.direction == "text" else None
+        for i, (place, sample) in enumerate(zip(places, samples, strict=True)):
+            self._written[sample] += 1
+            self._is_ended[sample] = ended is not None and ended[i]
+            if self._is_ended[sample] or self._written[sample] == self.samples[sample].max_new_tokens:
+                self._place_of[place] = None
+        if len(places) == len(self._place_of):
+            return drawn
+        return torch.full_like(self._positions[:, 0], self.policy.vocabulary.pad).index_copy_(0, where, drawn)
+
+    def _allowed(self, written: list[int]) -> Tensor:
+        """bool (V,), or (rows, V) if the grammar depends on the place and the rows are not all at one."""
+        at = sorted(set(written))
+        masks = [self.policy.allowed_at(self.direction, place) for place in at]
+        if all(mask is masks[0] or mask.equal(masks[0]) for mask in masks):
+            return masks[0]
+        return torch.stack(masks)[torch.tensor([at.index(place) for place in written])]
+
+    def _step(self, ids: Tensor) -> None:
+        oldest = 1 + max(
+            len(branch) + self._written[sample] - len(self.samples[sample].ids) - 1
+            for sample in self._place_of
+            if sample is not None
+            for branch in self._prompts[sample]
+        )
+        self._hidden = self.decoder.step(
+            ids.repeat_interleave(self.branches), self._positions.flatten(), oldest
+        )
+        self._positions += 1
+
+    def _refill(self) -> None:
+        """Give free places to waiting samples, once there are enough of them."""
+        free = [place for place, sample in enumerate(self._place_of) if sample is None]
+        if len(free) * REFILL_SHARE < len(self._place_of) and len(free) < len(self._queue):
+            return
+        pairs = [(place, self._queue.pop()) for place in free[: len(self._queue)]]
+        self._run_prompts([sample for _, sample in pairs])
+        by_prefix: dict[int, tuple[Prefix, list[tuple[int, _Share]]]] = {}
+        for place, sample in pairs:
+            self._place_of[place] = sample
+            for branch, ids in enumerate(self._prompts[sample]):
+                share = self._shares[ids]
+                row = place * self.branches + branch
+                by_prefix.setdefault(id(share.prefix), (share.prefix, []))[1].append((row, share))
+                self._positions[place, branch] = share.length
+        if self._hidden.numel() == 0:
+            width = next(iter(self._shares.values())).prefix.hidden.shape[1]
+            hidden = next(iter(self._shares.values())).prefix.hidden
+            self._hidden = hidden.new_zeros(len(self._place_of) * self.branches, width)
+        for prefix, rows in by_prefix.values():
+            device = self._ids.device
+            targets = torch.tensor([row for row, _ in rows], device=device)
+            which = torch.tensor([share.index for _, share in rows], device=device)
+            lengths = torch.tensor([share.length for _, share in rows], device=device)
+            self.decoder.place(targets, prefix, which, lengths)
+            self._hidden[targets] = prefix.hidden[which]
+        waiting = {ids for sample in self._queue for ids in self._prompts[sample]}
+        self._shares = {ids: share for ids, share in self._shares.items() if ids in waiting}
+
+    def _run_prompts(self, samples: Sequence[int]) -> None:
+        """Run each distinct prompt of these samples that was not run yet, all in one batch."""
+        new: dict[tuple[int, ...], Prompt | None] = {}
+        for sample in samples:
+            for branch, ids in enumerate(self._prompts[sample]):
+                if ids not in self._shares:
+                    new.setdefault(ids, self.samples[sample].prompt if branch == 0 else None)
+        if not new:
+            return
+        ids, mask = left_pad(list(new), self.policy.vocabulary.pad)
+        pictures = self.policy.pictures([prompt for prompt in new.values() if prompt is not None])
+        device = self._ids.device
+        prefix = self.decoder.prefill(ids.to(device), mask.to(device), pictures)
+        for index, key in enumerate(new):
+            self._shares[key] = _Share(prefix=prefix, index=index, length=len(key))
+
+    def _compact(self) -> None:
+        """Close the gaps once an eighth of the places is free."""
+        free = [place for place, sample in enumerate(self._place_of) if sample is None]
+        if len(free) * REFILL_SHARE < len(self._place_of):
+            return
+        kept = len(self._place_of) - len(free)
+        late = [place for place in range(kept, len(self._place_of)) if self._place_of[place] is not None]
+        early = [place for place in free if place < kept]
+        device, width = self._ids.device, self.branches
+        source = torch.tensor([p * width + b for p in late for b in range(width)], dtype=torch.int64)
+        target = torch.tensor([p * width + b for p in early for b in range(width)], dtype=torch.int64)
+        source, target = source.to(device), target.to(device)
+        self.decoder.move(source, target, kept * width)
+        self._hidden[target] = self._hidden[source]
+        self._hidden = self._hidden[: kept * width]
+        for old, new in zip(late, early, strict=True):
+            self._positions[new] = self._positions[old]
+            self._place_of[new] = self._place_of[old]
+        self._positions, self._place_of = self._positions[:kept], self._place_of[:kept]
+
+    def _sample_in(self, place: int) -> int:
+        sample = self._place_of[place]
+        if sample is None:
+            raise AssertionError(f"place {place} is free")
+        return sample
+
+    def _branch_ids(self, sample: PartialSample) -> tuple[tuple[int, ...], ...]:
+        """Prompt and tokens so far, of each branch."""
+        branches = [self.policy.prompt_ids(sample.prompt)]
+        if self.branches == 2:
+            branches.append(self.policy.unconditional_ids(sample.prompt))
+        return tuple((*ids, *sample.ids) for ids in branches)
