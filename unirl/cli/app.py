@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 
 from datapipe import DataError
 from storage import StorageError
-from unirl.cli import bench, care, data, exchange, history, models, rewards, runs
+from unirl.cli import bench, care, data, exchange, history, models, rewards, rollout, runs
 from unirl.errors import UniRLError
 
 __all__ = ["app", "main"]
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Image tokenizers.")
 bench_app = typer.Typer(no_args_is_help=True, help="Speeds of this machine.")
+rollout_app = typer.Typer(no_args_is_help=True, help="Engines that sample from the policy.")
 reward_app = typer.Typer(no_args_is_help=True, help="Reward models.")
 
 commands: dict[str, Callable[..., None]] = {
@@ -45,11 +46,14 @@ for name, command in bench.COMMANDS.items():
     bench_app.command(name)(command)
 for name, command in rewards.COMMANDS.items():
     reward_app.command(name)(command)
+for name, command in rollout.COMMANDS.items():
+    rollout_app.command(name)(command)
 tokenizer_app.command("train")(models.train_tokenizer)
 tokenizer_app.command("encode")(models.encode)
 app.add_typer(bench_app, name="bench")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(reward_app, name="reward")
+app.add_typer(rollout_app, name="rollout")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from unirl.errors import RolloutError
+from unirl.rollout.vllm_requests import WeightBucket
+from unirl.rollout.weight_sync import buckets
+from unirl.rollout.weight_sync_checksums import CHECKSUMS, checksum, copy_checked
+from unirl.rollout.weight_sync_map import EngineWeights
+from unirl.rollout.weight_sync_memory import SharedBlock, fill, layout, map_block, pack, tensors_in, unpack
+
+WIDTH, VOCABULARY, PADDED = 4, 6, 8
+
+Weights = list[tuple[str, Tensor]]
+
+
+class EngineModel(nn.Module):
+    """Fuses q, k and v, pads the vocabulary, turns a matrix, and may share head and embedding."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.zeros(3 * WIDTH, WIDTH), requires_grad=False)
+        self.turned = nn.Parameter(torch.zeros(WIDTH, 2 * WIDTH), requires_grad=False)
+        self.embed = nn.Parameter(torch.full((PADDED, WIDTH), 7.0), requires_grad=False)
+        self.head = self.embed if tied else nn.Parameter(torch.zeros(PADDED, WIDTH), requires_grad=False)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in weights:
+            if name in ("q", "k", "v"):
+                start = "qkv".index(name) * WIDTH
+                self.qkv.data[start : start + WIDTH].copy_(tensor)
+            elif name == "turned":
+                self.turned.data.copy_(tensor.t())
+            elif name in ("embed", "head"):
+                parameter = getattr(self, name)
+                parameter.data[: len(tensor)].copy_(tensor)
+                parameter.data[len(tensor) :].fill_(0)
+            elif name == "doubled":
+                self.turned.data.copy_((tensor * 2).t())
+
+
+def trainer_weights(seed: int = 0, *, tied: bool = False) -> Weights:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "turned": (2 * WIDTH, WIDTH)}
+    found = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    found["embed"] = torch.randn(VOCABULARY, WIDTH, generator=generator)
+    found["head"] = found["embed"] if tied else torch.randn(VOCABULARY, WIDTH, generator=generator)
+    return list(found.items())
+
+
+def without(weights: Weights, name: str) -> Weights:
+    return [(other, tensor) for other, tensor in weights if other != name]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_update_reaches_the_place_where_the_engine_computes(tied: bool) -> None:
+    model = EngineModel(tied=tied)
+    engine = EngineWeights(model)
+    for seed in (0, 1, 2):
+        sent = dict(trainer_weights(seed, tied=tied))
+        engine.begin()
+        sums = engine.put(list(sent.items()))
+        engine.finish()
+        assert all(pair.sent == pair.held for pair in sums.values())
+        torch.testing.assert_close(model.qkv, torch.cat([sent["q"], sent["k"], sent["v"]]), rtol=0, atol=0)
+        torch.testing.assert_close(model.turned, sent["turned"].t(), rtol=0, atol=0)
+        torch.testing.assert_close(model.head[:VOCABULARY], sent["head"], rtol=0, atol=0)
+
+
+def test_the_checksum_is_that_of_what_the_engine_holds() -> None:
+    model = EngineModel(tied=True)
+    engine = EngineWeights(model)
+    engine.put(trainer_weights(tied=True))
+    other_head = torch.ones(VOCABULARY, WIDTH)
+    sums = engine.put([*without(trainer_weights(1, tied=True), "head"), ("head", other_head)])
+    assert sums["head"].sent == checksum(other_head, "xxh3") != sums["head"].held
+    assert sums["embed"].sent == sums["embed"].held
+
+
+def test_what_the_trainer_leaves_out_is_named() -> None:
+    engine = EngineWeights(EngineModel(tied=False))
+    engine.put(without(trainer_weights(), "head"))
+    with pytest.raises(RolloutError, match=r"fills head \(0 of 32 values\)"):
+        engine.finish()
+    engine.put(trainer_weights())
+    engine.finish()
+    engine.begin()
+    engine.put(without(trainer_weights(), "k"))
+    with pytest.raises(RolloutError, match="did not send k"):
+        engine.finish()
+
+
+@pytest.mark.parametrize("name", ["adapter", "doubled"])
+def test_what_the_engine_does_not_take_as_it_is_is_named(name: str) -> None:
+    engine = EngineWeights(EngineModel(tied=False))
+    with pytest.raises(RolloutError, match=f"copied 0 of the 32 values of {name}"):
+        engine.put([(name, torch.zeros(2 * WIDTH, WIDTH))])
+
+
+def test_a_tied_head_need_not_be_sent() -> None:
+    engine = EngineWeights(EngineModel(tied=True))
+    engine.put(without(trainer_weights(tied=True), "head"))
+    engine.finish()
+
+
+@pytest.mark.parametrize("kind", CHECKSUMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_checksum_sees_every_byte(kind: str, dtype: torch.dtype) -> None:
+    tensor = torch.arange(99).to(dtype)
+    seen = {checksum(tensor, kind)}
+    for place in range(99):
+        changed = tensor.clone()
+        changed[place] += 1
+        seen.add(checksum(changed, kind))
+    swapped = tensor.clone()
+    swapped[[3, 5]] = tensor[[5, 3]]
+    assert len(seen | {checksum(swapped, kind)}) == 101
+    assert checksum(tensor.clone(), kind) == checksum(tensor, kind)
+
+
+@pytest.mark.parametrize("kind", CHECKSUMS)
+def test_a_checked_copy_sums_both_sides(kind: str) -> None:
+    source, target = torch.randn(200_000), torch.zeros(200_000)
+    assert copy_checked(target, source, kind) == (checksum(source, kind),) * 2
+    assert torch.equal(source, target)
+
+
+def test_weights_are_cut_into_buckets_of_the_engines_dtype() -> None:
+    weights = [(str(n), torch.randn(10)) for n in range(5)]
+    found = list(buckets(weights, dtype=torch.bfloat16, bucket_bytes=40))
+    assert [[name for name, _ in bucket.weights] for bucket in found] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [bucket.num_bytes for bucket in found] == [40, 40, 20]
+
+
+def some_bucket() -> WeightBucket:
+    return WeightBucket(
+        weights=[("a", torch.randn(3, 5)), ("b", torch.randn(7).bfloat16()), ("c", torch.tensor(2.5))]
+    )
+
+
+def test_a_bucket_travels_as_bytes() -> None:
+    bucket = some_bucket()
+    body, sums = pack(bucket, "xxh3")
+    for (name, tensor), (found_name, found) in zip(bucket.weights, unpack(body), strict=True):
+        assert (name, sums[name]) == (found_name, checksum(found, "xxh3"))
+        assert torch.equal(tensor, found)
+    with pytest.raises(RolloutError, match="cut short"):
+        unpack(body[:-80])
+
+
+def test_a_bucket_travels_through_shared_memory() -> None:
+    bucket = some_bucket()
+    entries, num_bytes = layout(bucket)
+    shared = SharedBlock()
+    fill(shared.reserve(num_bytes), bucket, entries, "words")
+    other = map_block(shared.path, num_bytes)
+    assert all(
+        torch.equal(tensor, found)
+        for (_, tensor), (_, found) in zip(bucket.weights, tensors_in(other, entries), strict=True)
+    )
+    with pytest.raises(RolloutError, match="the trainer says 100000"):
+        map_block(shared.path, 100_000)
+    shared.close()
+    with pytest.raises(RolloutError, match="no such file"):
+        map_block(shared.path, num_bytes)
+
+
+def test_no_other_file_is_mapped(tmp_path: object) -> None:
+    with pytest.raises(RolloutError, match="no such file"):
+        map_block(SharedBlock().path.with_name("passwd"), 1)

@@ -1,0 +1,107 @@
+"""A token engine behind a URL: `unirl rollout serve` on this machine or another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from unirl.errors import ConfigError, RolloutError
+from unirl.rollout.vllm_requests import Checksums, EngineInfo, TokenAnswer, TokenRequest, WeightBucket
+from unirl.rollout.weight_sync_memory import SharedBlock, fill, layout, pack
+
+__all__ = ["TOKEN_VARIABLE", "RemoteVllm"]
+
+TOKEN_VARIABLE = "UNIRL_ROLLOUT_TOKEN"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class RemoteVllm:
+    """Speaks to one server.
+
+    Args:
+        url: Such as `http://127.0.0.1:8300`.
+        token: The server's; None reads the environment variable UNIRL_ROLLOUT_TOKEN.
+        timeout_s: How long any answer may take. An engine that accepts a request and never answers is an
+            error then, with its endpoint and the step.
+        shared_memory: Send weights through /dev/shm; None does so when the URL is a loopback address.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 600.0,
+        shared_memory: bool | None = None,
+    ) -> None:
+        secret = token or os.environ.get(TOKEN_VARIABLE, "")
+        if not secret:
+            raise ConfigError(f"{url}: a rollout server wants a token; set {TOKEN_VARIABLE} to the server's")
+        self._url, self._timeout_s = url.rstrip("/"), timeout_s
+        self._client = httpx.Client(
+            base_url=self._url,
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
+            headers={"Authorization": f"Bearer {secret}"},
+            trust_env=False,
+        )
+        is_near = urlsplit(url).hostname in LOOPBACK
+        self._shared = SharedBlock() if (is_near if shared_memory is None else shared_memory) else None
+        self.info = replace(EngineInfo(**self._call("GET", "info", step=None)), endpoint=self._url)
+
+    def generate(self, request: TokenRequest, *, step: int) -> TokenAnswer:
+        """Serve a request."""
+        answer = TokenAnswer.from_json(self._call("POST", "generate", step=step, json=request.to_json()))
+        if answer.policy_version != self.info.policy_version:
+            raise RolloutError(
+                f"{self._url}/generate, step {step}: answered with policy version {answer.policy_version}, "
+                f"this trainer synced {self.info.policy_version}; another trainer uses the same server"
+            )
+        return answer
+
+    def begin_update(self, *, step: int) -> None:
+        """Get ready for new weights."""
+        self._call("POST", "weights/begin", step=step, json={"step": step})
+
+    def put(self, bucket: WeightBucket, *, step: int) -> Mapping[str, Checksums]:
+        """Load some weights, through shared memory or in the body of a request."""
+        if self._shared is None:
+            body, sent = pack(bucket, self.info.checksum)
+            found = self._call("POST", "weights/body", step=step, content=body)
+        else:
+            entries, num_bytes = layout(bucket)
+            sent = fill(self._shared.reserve(num_bytes), bucket, entries, self.info.checksum)
+            block = {"path": str(self._shared.path), "num_bytes": num_bytes}
+            values = {**block, "entries": [asdict(entry) for entry in entries]}
+            found = self._call("POST", "weights/shared", step=step, json=values)
+        return {name: Checksums(sent=sent[name], held=held) for name, held in found.items()}
+
+    def finish_update(self, version: int) -> None:
+        """End the update."""
+        self._call("POST", "weights/finish", step=version, json={"version": version})
+        self.info = replace(self.info, policy_version=version)
+
+    def close(self) -> None:
+        """Close the connection; the server goes on."""
+        self._client.close()
+        if self._shared is not None:
+            self._shared.close()
+
+    def _call(self, method: str, path: str, *, step: int | None, **content: Any) -> Any:
+        place = f"{self._url}/{path}" + ("" if step is None else f", step {step}")
+        try:
+            response = self._client.request(method, path, **content)
+        except httpx.TimeoutException as error:
+            raise RolloutError(
+                f"{place}: no answer within {self._timeout_s:g} s; the engine took the request and hangs, or "
+                "is overloaded. Look at its log and restart it; the run goes on from its last checkpoint"
+            ) from error
+        except httpx.TransportError as error:
+            raise RolloutError(f"{place}: {error or type(error).__name__}; is the server running?") from error
+        if response.status_code != httpx.codes.OK:
+            raise RolloutError(f"{place}: status {response.status_code}, {response.text.strip()}")
+        return response.json()
