@@ -6,6 +6,7 @@ were; switched off, the layers give exactly what they gave before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +28,10 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
 
 
-def add_adapters(
-    lm: PreTrainedModel, *, rank: int, alpha: float | None = None, decoder: str = "", seed: int = 0
-) -> None:
+def add_adapters(lm: PreTrainedModel, *, rank: int, alpha: float | None = None, seed: int = 0) -> None:
     """Put LoRA adapters into every linear layer of a model's decoder; everything else is frozen.
+
+    Embeddings, heads and the encoders of pictures get none.
 
         y = W x + (alpha / rank) B A x,   B = 0 at the start
 
@@ -38,8 +39,6 @@ def add_adapters(
         lm: Changed in place. With fresh adapters it computes what it did before.
         rank: Rows of A, above 0.
         alpha: Scale; twice the rank if None.
-        decoder: Name of the part that gets adapters, as `named_modules` has it; "" for the whole model. The
-            head never gets one.
         seed: Decides A.
 
     Raises:
@@ -47,19 +46,16 @@ def add_adapters(
     """
     if rank < 1:
         raise ConfigError(f"lora rank must be 1 or more, found {rank}")
-    heads = {id(lm.get_output_embeddings())}
-    linear = [
-        name
-        for name, module in lm.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and name.startswith(decoder) and id(module) not in heads
-    ]
+    decoder = lm.get_decoder()
+    prefix = next(name for name, module in lm.named_modules() if module is decoder)
+    linear = [name for name, module in decoder.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     leaves = "|".join(sorted({name.rpartition(".")[2] for name in linear}))
     config = _peft().LoraConfig(
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
         lora_dropout=0.0,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in lm.modules()),
-        target_modules=rf"{decoder}.*\.({leaves})" if decoder else rf".*\.({leaves})",
+        target_modules=rf"{re.escape(prefix)}\..*\.({leaves})",
     )
     _inject(lm, config, seed)
 

@@ -203,6 +203,9 @@ class Policy(nn.Module, ABC):
         prompt_length: int,
         direction: Direction,
         temperature: float = 1.0,
+        guidance: float = 1.0,
+        unconditional: tuple[Tensor, Tensor] | None = None,
+        detach_uncond: bool = False,
         pictures: Tensor | None = None,
     ) -> PolicyOutput:
         """Score given responses.
@@ -213,21 +216,45 @@ class Policy(nn.Module, ABC):
             prompt_length: L.
             direction: Which ids the responses may hold.
             temperature: The one that the responses were sampled at.
+            guidance: The one that the responses were sampled with.
+            unconditional: Unconditional prompts of the rows, int64 and bool (B, U), padded on the left.
+                Needed if guidance is not 1: the same responses are run behind them too.
+            detach_uncond: Let no gradient into the unconditional branch.
             pictures: What `pictures` gave for the rows' prompts.
         """
-        hidden = self.backbone(
-            self.embed(input_ids, pictures),
-            attention_mask=attention_mask,
-            positions=(attention_mask.long().cumsum(dim=1) - 1).clamp_(min=0),
-        )[:, prompt_length - 1 : -1]
+        responses = input_ids[:, prompt_length:]
+        hidden = self._behind_prompt(input_ids, attention_mask, prompt_length, pictures)
+        uncond = None
+        if unconditional is not None:
+            ids, mask = unconditional
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_uncond):
+                behind = self._behind_prompt(
+                    torch.cat([ids, responses], dim=1),
+                    torch.cat([mask, attention_mask[:, prompt_length:]], dim=1),
+                    ids.shape[1],
+                    None,
+                )
+                uncond = self.logits(behind, direction)
         allowed = self.allowed(direction)
         logprobs, entropy = token_logprobs(
             self.logits(hidden, direction),
-            input_ids[:, prompt_length:],
+            responses,
             allowed=allowed[: hidden.shape[1]] if allowed.ndim == 2 else allowed,
             temperature=temperature,
+            uncond=uncond,
+            guidance=guidance,
         )
         return PolicyOutput(logprobs=logprobs, entropy=entropy, values=self.critic(hidden))
+
+    def _behind_prompt(
+        self, ids: Tensor, mask: Tensor, prompt_length: int, pictures: Tensor | None
+    ) -> Tensor:
+        """Hidden states (B, T, D) that the T response tokens are drawn from."""
+        return self.backbone(
+            self.embed(ids, pictures),
+            attention_mask=mask,
+            positions=(mask.long().cumsum(dim=1) - 1).clamp_(min=0),
+        )[:, prompt_length - 1 : -1]
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """What the actor's optimizer takes. The critic's parameters are not among them."""

@@ -84,4 +84,6 @@ class Recipe:
     tokenizer: TokenizerTraining = field(default_factory=TokenizerTraining)
     sft: SupervisedTraining = field(default_factory=SupervisedTraining)
     reward: RewardTraining = field(default_factory=RewardTraining)
+    lora_rank: int = 0
+    """Rank of LoRA adapters, which alone are then trained by the stages; 0 trains all weights."""
     settings: RunSettings = field(default_factory=RunSettings)

@@ -38,9 +38,9 @@ janus = runpy.run_path(str(Path(__file__).parent / "test_janus.py"))
 causal = runpy.run_path(str(Path(__file__).parent / "test_token_lm.py"))
 
 
-def adapted(policy: Policy, decoder: str = "") -> Policy:
+def adapted(policy: Policy) -> Policy:
     """With adapters as after some training: none of them is zero."""
-    add_adapters(policy.lm, rank=2, decoder=decoder, seed=3)
+    add_adapters(policy.lm, rank=2, seed=3)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trained_parameters():
@@ -70,7 +70,7 @@ class TestGpt2WithAdaptersInTransposedLayers(PolicyContract):
 class TestJanusWithAdapters(PolicyContract):
     @pytest.fixture
     def policy(self, toy: SimpleNamespace) -> Policy:
-        return adapted(janus["make_janus"](toy), decoder="model.language_model")
+        return adapted(janus["make_janus"](toy))
 
 
 def test_fresh_adapters_change_nothing_and_alone_are_trained(toy: SimpleNamespace) -> None:
@@ -86,6 +86,12 @@ def test_fresh_adapters_change_nothing_and_alone_are_trained(toy: SimpleNamespac
     layers = len(policy.lm.model.layers)
     assert len(policy.trained_parameters()) == 2 * 7 * layers
     assert type(policy.lm) is LlamaForCausalLM and "lm_head" not in " ".join(names)
+
+
+def test_only_the_language_model_of_janus_gets_adapters(toy: SimpleNamespace) -> None:
+    policy = adapted(janus["make_janus"](toy))
+    names = [name for name, parameter in policy.lm.named_parameters() if parameter.requires_grad]
+    assert names and all(name.startswith("model.language_model.layers.") for name in names)
 
 
 def test_the_seed_decides_the_adapters_and_the_global_stream_is_left_alone(toy: SimpleNamespace) -> None:

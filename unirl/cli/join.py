@@ -1,0 +1,53 @@
+"""`unirl join`: one policy out of a language model and an image tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unirl.errors import ConfigError
+from unirl.trainer.run_directory import new_directory
+
+__all__ = ["join"]
+
+
+def join(
+    lm: Annotated[Path, typer.Argument(help="Folder of a causal language model of transformers.")],
+    tokenizer: Annotated[Path, typer.Argument(help="Folder of a JanusVQVAE.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder for the policy.")],
+    row_ends: Annotated[bool, typer.Option("--row-ends", help="A token behind each row of codes.")] = False,
+    first_vectors: Annotated[
+        str, typer.Option("--first-vectors", help="Embed new codes by the 'mean' of all words or 'codebook'.")
+    ] = "mean",
+    noise: Annotated[float, typer.Option(min=0.0, help="Deviations of the old embeddings.")] = 0.02,
+    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
+) -> None:
+    """Write a policy whose vocabulary holds the words of a language model and the codes of pictures."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from unirl.policies.image_tokenizer import ImageTokenizer
+    from unirl.policies.join_vocabulary import join_vocabulary
+
+    if first_vectors not in ("mean", "codebook"):
+        raise ConfigError(f"--first-vectors is 'mean' or 'codebook', found {first_vectors!r}")
+    for folder in (lm, tokenizer):
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder}: no config.json, so this is no model's folder")
+    policy = join_vocabulary(
+        AutoModelForCausalLM.from_pretrained(lm, dtype="auto"),
+        AutoTokenizer.from_pretrained(lm),
+        ImageTokenizer.load(tokenizer),
+        row_ends=row_ends,
+        first_vectors="codebook" if first_vectors == "codebook" else "mean",
+        noise=noise,
+        seed=seed,
+    )
+    with new_directory(out) as folder:
+        policy.save(folder)
+    grid = policy.vocabulary.grid
+    typer.echo(
+        f"{out}: {grid.offset} text ids, {grid.num_codes} image codes from id {grid.offset}, "
+        f"{grid.rows} x {grid.columns} codes a picture"
+    )
