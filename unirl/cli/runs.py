@@ -32,6 +32,12 @@ def train(
         Path | None, typer.Option(help="Folder of the run; runs/RECIPE by default. A run there is continued.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="native|vllm|URL", help="Engine that samples; a URL is that of `unirl rollout serve`."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: text.steps=20. May be repeated."),
@@ -41,7 +47,8 @@ def train(
 
     Ends with 75 when it was asked to stop (SIGTERM, SIGUSR1) and has saved its state.
     """
-    _run(_recipe(recipe, seed, set_ or []), run or Path("runs") / recipe, set_ or [])
+    assignments = [*(set_ or []), *_rollout(rollout)]
+    _run(_recipe(recipe, seed, assignments), run or Path("runs") / recipe, assignments)
 
 
 def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
@@ -55,6 +62,16 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> N
     from unirl.explore import write_report
 
     typer.echo(str(write_report(run)))
+
+
+def _rollout(engine: str | None) -> list[str]:
+    """Turn the choice of an engine into a setting; the URL of a server is no part of a run."""
+    if engine is None:
+        return []
+    if engine.startswith(("http://", "https://")):
+        os.environ["UNIRL_ROLLOUT_URL"] = engine
+        engine = "vllm"
+    return [f"settings.rollout={engine}"]
 
 
 def _recipe(name: str, seed: int, assignments: Sequence[str]) -> Recipe:

@@ -8,15 +8,18 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
 from storage import FeatureStore
+from unirl.policies.adapters import add_adapters, save_adapters
+from unirl.policies.checkpoints import load_policy
 from unirl.policies.image_tokenizer import ImageTokenizer
-from unirl.policies.token_lm import TokenLM
 from unirl.rewards import VlmYesNo
+from unirl.rollout.vllm_engine import open_engine
 from unirl.trainer.loop import Trainer
 from unirl.trainer.prepare import prepare_run
 from unirl.trainer.progress import StepBar, step_bar
@@ -68,12 +71,17 @@ def run_recipe(
     evaluation = select_prompts(store, recipe.evaluation_rows)[: recipe.num_evaluation_prompts]
     directions: list[Direction] = list(dict.fromkeys(stage.direction for stage in recipe.stages))
     prepared_s = time.perf_counter() - started
-    with _StageBars(show=accelerator.is_main_process) as bars:
+    policy = load_policy(run / "models" / "sft")
+    if recipe.lora_rank:
+        add_adapters(policy.lm, rank=recipe.lora_rank, seed=seed)
+    engine = open_engine(recipe.settings.rollout, policy)
+    with _StageBars(show=accelerator.is_main_process) as bars, closing(engine):
         trainer = Trainer(
             directory,
             recipe.stages,
             recipe.settings,
-            policy=TokenLM.load(run / "models" / "sft"),
+            policy=policy,
+            engine=engine,
             tokenizer=tokenizer,
             reward=VlmYesNo.load(run / "models" / "reward"),
             judge=recipe.data.judge(seed=seed),
@@ -88,7 +96,9 @@ def run_recipe(
         )
         trainer.train()
     if accelerator.is_main_process:
-        trainer.policy.save(run / "models" / "policy")
+        policy.save(run / "models" / "policy")
+        if recipe.lora_rank:
+            save_adapters(policy.lm, run / "models" / "adapters")
         summary = _summary(
             directory, recipe, wall_s={"prepare": prepared_s, "train": trainer.position.wall_s}
         )
