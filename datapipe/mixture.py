@@ -14,9 +14,9 @@ from datapipe.errors import LoaderError
 from datapipe.order import Positions
 from datapipe.sampling import Passes
 from datapipe.shares import FAR, Shares
-from storage import View
+from storage import FeatureStore, View
 
-__all__ = ["Mixture", "MixtureSource"]
+__all__ = ["Mixture", "MixtureSource", "curriculum"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +138,28 @@ class Mixture:
                 return phases
             taken[sources] += shares.counts(np.array([end - start]))[:, 0]
             start = end
+
+
+def curriculum(store: FeatureStore, queries: Mapping[int, str], *, length: int) -> Mixture:
+    """A schedule of queries, one after the other: `Loader(mixture.view, order=mixture)`.
+
+    A row that several queries find comes up in each of their times. A query that comes again goes on where it
+    stopped.
+
+    Args:
+        store: Opened once; all queries are made on its snapshot.
+        queries: SQL conditions by the sample of the run (step x batch size) from which on they hold; one of
+            them from 0 on.
+        length: Samples of an epoch of the loader.
+
+    Raises:
+        LoaderError: For a query that finds no row, or none that holds from sample 0 on.
+    """
+    if 0 not in queries:
+        raise LoaderError(f"the queries of a curriculum start at {sorted(queries)}; one must hold from 0 on")
+    sources = {query: MixtureSource(view=store.select(query)) for query in queries.values()}
+    schedule = {start: {query: 1.0} for start, query in queries.items()}
+    return Mixture(sources, length=length, schedule=schedule)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

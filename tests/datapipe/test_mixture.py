@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datapipe import Loader, LoaderError
-from datapipe.mixture import Mixture, MixtureSource
+from datapipe.mixture import Mixture, MixtureSource, curriculum
 from datapipe.shares import Shares
 from storage import FeatureStore, View
 
@@ -97,6 +97,22 @@ def test_a_curriculum_changes_the_queries_by_sample(store: FeatureStore) -> None
     assert len(loader) == 4 and loader.epoch == 2
 
 
+def test_a_schedule_of_queries_is_a_curriculum(store: FeatureStore) -> None:
+    queries = {0: "level = 0", 8: "level <= 1", 20: "level = 0", 24: "level = 2"}
+    mixture = curriculum(store, queries, length=32)
+    loader = Loader(mixture.view, order=mixture, batch_size=4, image=None, columns=["level"])
+    batches = list(loader)
+    levels = [set(batch.columns["level"]) for batch in batches]
+    assert levels[:2] + levels[5:] == [{0}, {0}, {0}, {2}, {2}]
+    assert set().union(*levels[2:5]) == {0, 1}
+    easy = [key for batch in [*batches[:2], batches[5]] for key in batch.keys]
+    assert sorted(easy[:10]) == [f"{index:03d}" for index in range(10)]
+    with pytest.raises(LoaderError, match=r"start at \[4\]; one must hold from 0 on"):
+        curriculum(store, {4: "level = 0"}, length=8)
+    with pytest.raises(LoaderError, match="'level = 9' has 0 rows"):
+        curriculum(store, {0: "level = 9"}, length=8)
+
+
 @given(
     batch_size=st.integers(3, 12),
     ranks=st.lists(st.integers(1, 3), min_size=3, max_size=3),
@@ -155,7 +171,9 @@ def test_what_is_no_mixture_says_why(store: FeatureStore, tmp_path: Path) -> Non
     foreign = MixtureSource(view=other.refresh().select())
     with pytest.raises(LoaderError, match="mixture of 0 sources"):
         Mixture({}, length=5)
-    with pytest.raises(LoaderError, match="want one snapshot of one store.*ingest what lies in several stores into one"):
+    with pytest.raises(
+        LoaderError, match=r"want one snapshot of one store.*ingest what lies in several stores into one"
+    ):
         Mixture({"a": some, "b": foreign}, length=5)
     with pytest.raises(LoaderError, match="'a' has 0 rows"):
         Mixture({"a": MixtureSource(view=view(store, 0, 0))}, length=5)

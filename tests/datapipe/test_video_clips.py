@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from datapipe.decode.video import scan_video
 from datapipe.errors import DataError
-from datapipe.video_clips import ClipField, even_starts, read_clips
-from tools.video_clips import make_clip, read_number
+from datapipe.fields import RawSample
+from datapipe.video_clips import (
+    ClipField,
+    VideoField,
+    clips_of_frames,
+    even_starts,
+    random_starts,
+    read_clips,
+)
+from tools.video_clips import make_clip, numbered_picture, read_number
 
 VIDEO = make_clip(30)  # one second
 
@@ -40,3 +51,79 @@ def test_sizes_and_starts() -> None:
     assert even_starts(0.05, clip, 2) == [0.0, 0.0]
     with pytest.raises(DataError, match=r"0.01 s at 10 frames a second has no frame"):
         ClipField(length_s=0.01, fps=10)
+
+
+def raw(**changes: Any) -> RawSample:
+    columns = {"duration_s": 1.0, "n_frames": 30}
+    given = {"key": "a", "row": 0, "blob": VIDEO, "columns": columns, "tensors": {}, "seed": 1}
+    return RawSample(**{**given, **changes})
+
+
+def numbers(clips: np.ndarray) -> list[list[int]]:
+    return [[read_number(frame) for frame in frames] for frames in clips]
+
+
+def stored(fps: int) -> np.ndarray:
+    """Frames of a second, numbered by the place in the video of 30 frames a second."""
+    return np.stack([numbered_picture((2 * index + 1) * 15 // fps) for index in range(fps)])
+
+
+def test_random_starts_follow_the_seed_and_stay_inside() -> None:
+    clip = ClipField(length_s=0.4, fps=10)
+    first = random_starts(2.0, clip, 50, seed=3)
+    assert first == random_starts(2.0, clip, 50, seed=3) != random_starts(2.0, clip, 50, seed=4)
+    assert first == sorted(first) and 0 <= first[0] < 0.3 and 1.3 < first[-1] <= 1.6
+    assert random_starts(0.2, clip, 2, seed=3) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("is_channels_first", [False, True])
+@pytest.mark.parametrize("fps", [10, 30])
+def test_stored_frames_are_those_that_decoding_gives(fps: int, is_channels_first: bool) -> None:
+    clip = ClipField(length_s=0.4, fps=10)
+    frames = stored(fps).transpose(0, 3, 1, 2) if is_channels_first else stored(fps)
+    found = clips_of_frames(frames, [0.0, 0.3, 0.9], clip, frames_fps=fps)
+    assert found.shape == (3, 4, 48, 64, 3)
+    assert numbers(found)[:2] == numbers(read_clips(VIDEO, [0.0, 0.3], clip))
+    assert len(set(numbers(found)[2][1:])) == 1
+    small = clips_of_frames(frames, [0.0], ClipField(length_s=0.4, fps=10, size=(24, 32)), frames_fps=fps)
+    assert small.shape == (1, 4, 24, 32, 3)
+
+
+def test_a_field_reads_clips_of_a_row() -> None:
+    clip = ClipField(length_s=0.2, fps=30)
+    even = VideoField(clip=clip, num_clips=3)
+    assert [each[0] for each in numbers(even.read(raw()))] == [0, 12, 24]
+    listed = VideoField(clip=clip, num_clips=2, starts=(0.5, 0.1))
+    assert [
+        each[0] for each in numbers(listed.read(raw(columns={"duration_s": None, "n_frames": None})))
+    ] == [
+        15,
+        3,
+    ]
+    drawn = VideoField(clip=clip, num_clips=2, starts="random")
+    np.testing.assert_array_equal(drawn.read(raw()), drawn.read(raw()))
+    assert numbers(drawn.read(raw(seed=5))) != numbers(drawn.read(raw()))
+
+
+def test_a_field_takes_stored_frames_where_they_are() -> None:
+    clip = ClipField(length_s=0.3, fps=10)
+    field = VideoField(clip=clip, frames="frames", frames_fps=10, starts=(0.2,))
+    assert field.tensors == ("frames",) and VideoField(clip=clip).tensors == ()
+    without_file = raw(blob=None, tensors={"frames": stored(10)})
+    assert numbers(field.read(without_file)) == numbers(field.read(raw(tensors={"frames": None})))
+    with pytest.raises(DataError, match="no video, and no stored frames"):
+        field.read(raw(blob=None, tensors={"frames": None}))
+    with pytest.raises(DataError, match=r"float32 \(10, 48, 64, 3\), wanted uint8"):
+        field.read(raw(tensors={"frames": stored(10).astype(np.float32)}))
+
+
+def test_fields_that_make_no_sense_are_refused() -> None:
+    clip = ClipField(length_s=0.2, fps=30)
+    with pytest.raises(DataError, match="as many starts as clips"):
+        VideoField(clip=clip, num_clips=2, starts=(0.5,))
+    with pytest.raises(DataError, match="'even', 'random' or a tuple"):
+        VideoField(clip=clip, starts="middle")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="give both"):
+        VideoField(clip=clip, frames="frames")
+    with pytest.raises(DataError, match="the row has no duration_s"):
+        VideoField(clip=clip).read(raw(columns={"duration_s": None, "n_frames": 30}))
