@@ -12,11 +12,12 @@ from datapipe.judge_sources import JudgedSources
 from datapipe.judge_texts import TextColumns
 from datapipe.known_rows import KnownRows
 from datapipe.open_faults import OpenFaults
+from datapipe.outcome_writer import OutcomeWriter
 from datapipe.outcomes import Met, Outcome, Resolved, SourceProgress
 from datapipe.settling import DuplicatePolicy, Settling
 from datapipe.sources import Fault, Note, Source
 from datapipe.tally import Tally
-from storage import FeatureStore, PartWriter
+from storage import FeatureStore
 
 __all__ = ["IngestRun"]
 
@@ -96,13 +97,14 @@ class IngestRun:
             with store.writer(
                 message=f"ingest {first.source.name}", columns=self.column_kinds(), tensors=tensors
             ) as writer:
-                count = 0
+                count, rows = 0, OutcomeWriter(writer, self._judge.media)
                 for outcome in chain([first], news):
-                    self.write(outcome, writer)
+                    rows.write(outcome)
                     last = outcome
                     count += len(outcome.result) if isinstance(outcome.result, TextColumns) else 1
                     if count >= commit_rows or time.monotonic() >= deadline:
                         break
+                rows.flush()
             self._settling.committed(store.refresh())
             num_commits += 1
             committed(last.source_index)
@@ -137,27 +139,6 @@ class IngestRun:
             if self._should_stop():
                 self.tally.is_interrupted = True
                 return
-
-    def write(self, outcome: Outcome, writer: PartWriter) -> None:
-        """Add a row, or record a fault."""
-        result = outcome.result
-        if isinstance(result, TextColumns):
-            writer.add_rows(result.keys, result.columns)
-        elif isinstance(result, Resolved):
-            writer.resolve(result.place)
-        elif isinstance(result, Fault):
-            writer.quarantine(
-                key=result.key,
-                place=outcome.full_place,
-                reason=f"{result.reason}: {result.detail}",
-                data=result.data,
-            )
-        elif isinstance(result, Row):
-            tensors = None
-            if self._judge.media.tensors:
-                made = {} if result.media is None else result.media.tensors
-                tensors = {rule.name: made.get(rule.name) for rule in self._judge.media.tensors}
-            writer.add(result.key, result.blob, tensors, **result.index_columns())
 
     def _count(self, settled: Outcome) -> bool:
         """Count an outcome; tell whether it has to be written."""

@@ -93,7 +93,7 @@ class Judge:
         blob: bytes | None = None
         try:
             key = checked_key(record.key)
-            caption = _checked_caption(record.caption, is_optional="caption" in optional)
+            caption = _checked_caption(record.caption_value(), is_optional="caption" in optional)
             columns = self.kinds.convert(record.columns)
             found: list[Media | None] = []
             if record.load is not None:

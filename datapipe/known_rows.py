@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from datapipe.identity import content_id, key_id, picture_id
+from datapipe.identity_set import IdentitySet
 from datapipe.judge import INDEX_KINDS
 from datapipe.sources.fields import INDEX_COLUMNS
 from storage import FeatureStore, View
@@ -51,14 +52,14 @@ class KnownRows:
         store: The snapshot; None counts as one without rows.
         """
         present = [name for name in _COLUMNS if store is not None and name in store.columns]
-        empty = pa.table({"key": pa.array([], pa.string())})
+        empty = pa.table({"key": pa.nulls(0, pa.string())})
         self._table: pa.Table = empty if store is None else store.select().to_arrow(present)
         ids = np.fromiter((key_id(key) for key in self._values("key")), np.uint64, len(self._table))
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]
-        self.seen_keys: set[int] = set()
-        self.contents: set[int] = set()
-        self.pictures: set[int] = set()
+        self.seen_keys = IdentitySet()
+        self.contents = IdentitySet()
+        self.pictures = IdentitySet()
         for digest, row in zip(self._content_hashes(), _described(store, self._table)):
             if digest is not None:
                 self.contents.add(content_id(digest, row.pop("caption", None), row.pop("frame", None), row))

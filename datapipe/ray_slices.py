@@ -18,6 +18,7 @@ from datapipe.identity import content_hash, content_of, key_id
 from datapipe.ingest_run import IngestRun
 from datapipe.judge import Judge, Row
 from datapipe.judge_texts import TextColumns
+from datapipe.outcome_writer import OutcomeWriter
 from datapipe.outcomes import Met, Outcome, Resolved, SourceProgress
 from datapipe.settling import DuplicatePolicy
 from datapipe.sources import Item, Source
@@ -136,11 +137,13 @@ def judge_slice(
             with store.part_writer(
                 columns=run.column_kinds(), tensors=judge.media.tensor_columns()
             ) as writer:
+                target = OutcomeWriter(writer, judge.media)
                 for outcome in run.news(lambda tally, num_finished: None):
                     if isinstance(outcome.result, Resolved) and not part.is_whole:
                         continue  # another slice may have met the fault again
-                    run.write(outcome, writer)
+                    target.write(outcome)
                     rows.add(outcome)
+                target.flush()
         except DuplicateKeyError:
             if race + 1 == _MAX_RACES:
                 raise

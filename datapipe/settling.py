@@ -94,11 +94,11 @@ class Settling:
     def _are_new(self, rows: TextColumns, base: str) -> bool:
         """Whether no key was met before; if so, all count as met now."""
         identities = set(map(key_id, rows.keys))
-        if len(identities) < len(rows) or not self._known.seen_keys.isdisjoint(identities):
+        if len(identities) < len(rows) or self._known.seen_keys.has_any(identities):
             return False
         if self._known.has_any(identities) or not self._met.keys.keys().isdisjoint(rows.keys):
             return False
-        self._known.seen_keys |= identities
+        self._known.seen_keys.add_new(identities)
         self._pending.update(zip(rows.keys, (f"{base}/{place}" for place in rows.places)))
         return True
 

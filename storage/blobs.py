@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,10 +55,10 @@ def as_bytes(blob: Blob, place: str) -> bytes:
 
 
 class BlobWriter:
-    """Streams blobs into a new LMDB database at `directory`; memory holds two batches and 24 bytes a row.
+    """Streams blobs into a new LMDB database at `directory`; memory holds two batches and 32 bytes a row.
 
-    One batch is put by a thread while the next is collected. What it fails with is raised by the call that
-    hands over the next batch, or by `seal`.
+    One batch is put, and its large blobs are located, by a thread while the next is collected. What it fails
+    with is raised by the call that hands over the next batch, or by `seal`.
     """
 
     def __init__(self, directory: Path, *, map_bytes: int = _FIRST_MAP_BYTES) -> None:
@@ -68,11 +68,13 @@ class BlobWriter:
             str(directory), map_size=map_bytes, lock=False, sync=False, metasync=False, writemap=False
         )
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        self._batch: list[tuple[bytes, Blob]] = []
+        self._page_bytes: int = self._env.stat()["psize"]
+        self._batch: list[tuple[int, bytes, Blob]] = []
         self._batch_bytes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blobs")
         self._putting: Future[None] | None = None
         self._lengths = array("q")
+        self._offsets = array("q")  # NO_BLOB until a blob was located
         self._digests = bytearray()
         self._closed = False
         self.count = 0
@@ -80,13 +82,13 @@ class BlobWriter:
     def add(self, key: bytes, blob: Blob | None) -> None:
         """Append one row; None for a row without a blob. The blob must not be changed until `seal`."""
         if blob is None:
-            self._lengths.append(NO_BLOB)
-            self._digests += bytes(16)
+            self.add_absent(1)
             return
         num_bytes = memoryview(blob).nbytes
+        self._batch.append((len(self._lengths), lmdb_key(key), blob))
         self._lengths.append(num_bytes)
+        self._offsets.append(NO_BLOB)
         self._digests += xxhash.xxh3_128_digest(blob)
-        self._batch.append((lmdb_key(key), blob))
         self._batch_bytes += num_bytes
         self.count += 1
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
@@ -95,6 +97,7 @@ class BlobWriter:
     def add_absent(self, count: int) -> None:
         """Append rows without a blob."""
         self._lengths.extend([NO_BLOB] * count)
+        self._offsets.extend([NO_BLOB] * count)
         self._digests += bytes(16 * count)
 
     def digest(self, row: int) -> str:
@@ -113,12 +116,12 @@ class BlobWriter:
         if putting is not None:
             putting.result()
 
-    def _put(self, batch: list[tuple[bytes, Blob]], num_bytes: int) -> None:
+    def _put(self, batch: list[tuple[int, bytes, Blob]], num_bytes: int) -> None:
         """Commit a batch. A full map loses the transaction, but the batch is put again in a larger one."""
         while True:
             try:
                 with self._env.begin(write=True) as transaction:
-                    for key, blob in batch:
+                    for _, key, blob in batch:
                         if not transaction.put(key, blob, overwrite=False):
                             raise DuplicateKeyError(f"LMDB key {key!r} is already in {self.path}")
             except lmdb.MapFullError:
@@ -128,7 +131,22 @@ class BlobWriter:
                 raise write_error(self.path.parent, error) from error
             else:
                 start_writing(self._fd)
+                # LMDB gives a value of a page or more pages of its own, and they stay where they are.
+                self._locate((row, key) for row, key, _ in batch if self._lengths[row] >= self._page_bytes)
                 return
+
+    def _locate(self, rows: Iterable[tuple[int, bytes]]) -> None:
+        """Find where the blobs of some rows, given with their LMDB keys, lie in the file."""
+        base: int | None = None
+        with self._env.begin(buffers=True) as transaction:
+            for row, key in rows:
+                value = transaction.get(key)
+                if value is None:
+                    raise CorruptionError(f"{self.path}: blob {row} is not in the database it was put into")
+                address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+                if base is None:
+                    base = _map_base(address, self._page_bytes)
+                self._offsets[row] = address - base
 
     def seal(self, key_of: Callable[[int], bytes]) -> tuple[np.ndarray, np.ndarray, bytes]:
         """Finish the database and find where each blob lies in its file.
@@ -144,21 +162,10 @@ class BlobWriter:
             self._put(self._batch, self._batch_bytes)
             self._batch = []
         lengths = np.frombuffer(self._lengths, np.int64).copy()
-        offsets = np.full(len(lengths), NO_BLOB, np.int64)
-        base: int | None = None
-        page_bytes = self._env.stat()["psize"]
-        with self._env.begin(buffers=True) as transaction:
-            for row in np.flatnonzero(lengths >= 0).tolist():
-                if not lengths[row]:
-                    offsets[row] = 0
-                    continue
-                value = transaction.get(lmdb_key(key_of(row)))
-                if value is None:
-                    raise CorruptionError(f"{self.path}: blob {row} is not in the database it was put into")
-                address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
-                if base is None:
-                    base = _map_base(address, page_bytes)
-                offsets[row] = address - base
+        missing = np.flatnonzero((lengths > 0) & (np.frombuffer(self._offsets, np.int64) == NO_BLOB))
+        self._locate((row, lmdb_key(key_of(row))) for row in missing.tolist())
+        offsets = np.frombuffer(self._offsets, np.int64).copy()
+        offsets[lengths == 0] = 0
         self.close()
         self._probe(offsets, lengths)
         return offsets, np.maximum(lengths, 0), bytes(self._digests)

@@ -118,8 +118,10 @@ class ColumnTypes:
             ColumnError, ColumnTypeError: See accept.
         """
         found = set(map(type, values)) - {type(None)}
-        kind = _KINDS.get(found.pop()) if len(found) == 1 else None
         column = self._columns.get(name)
+        if not found and column is not None:
+            return cast(Sequence[Scalar], values)  # nulls alone
+        kind = _KINDS.get(found.pop()) if len(found) == 1 else None
         if kind is None or column is None or column.type not in (kind, "null") or not _fits(kind, values):
             return [self.accept(name, value, place(at)) for at, value in enumerate(values)]
         self._settle(name, kind, place(0))

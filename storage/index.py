@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.arrow_numpy import from_list
 from storage.columns import ARROW_TYPES, Scalar
 
 __all__ = ["COMPRESSION", "IndexWriter", "QuarantineWriter"]
@@ -66,7 +67,7 @@ class IndexWriter:
         for name, values in self._values.items():
             kind = OWN_COLUMNS.get(name) or ARROW_TYPES[types[name]]
             if name in OWN_COLUMNS or types[name] != "null":
-                columns[name] = pa.array(values + [None] * (self._rows - len(values)), kind)
+                columns[name] = from_list(values + [None] * (self._rows - len(values)), kind)
         self._values = {name: [] for name in OWN_COLUMNS}
         self._rows = self._text_bytes = 0
         return pa.table(columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from storage.blobs import Blob, BlobWriter
 from storage.columns import Scalar
 from storage.index import IndexWriter
 from storage.keys import KeyTableWriter
-from storage.manifest import Part, TensorFile, TensorSpec
+from storage.manifest import FileRef, Part, TensorFile, TensorSpec
 from storage.rows import write_row_file
 from storage.staging import Staging
 from storage.tensors import TensorSpool
@@ -52,14 +53,28 @@ class PartBuilder:
             own |= {"hash": self._blobs.digest(row), "bytes": memoryview(blob).nbytes}
         self._index.add({**own, **columns})
 
-    def add_texts(
-        self, keys: Sequence[bytes], hashes: Sequence[int], columns: Mapping[str, Sequence[Scalar]]
+    def add_rows(
+        self,
+        keys: Sequence[bytes],
+        hashes: Sequence[int],
+        blobs: Sequence[Blob | None] | None,
+        columns: Mapping[str, Sequence[Scalar]],
     ) -> None:
-        """Append rows without blobs, but for their tensors."""
+        """Append rows but for their tensors; blobs is None when no row has one."""
+        first = len(self)
         for key, key_hash in zip(keys, hashes):
             self.keys.add(key, key_hash)
-        self._blobs.add_absent(len(keys))
-        self._index.add_rows(len(keys), {"key": [key.decode() for key in keys], **columns})
+        own: dict[str, Sequence[Scalar]] = {"key": [key.decode() for key in keys]}
+        if blobs is None:
+            self._blobs.add_absent(len(keys))
+        else:
+            for key, blob in zip(keys, blobs):
+                self._blobs.add(key, blob)
+            own["hash"] = [
+                None if blob is None else self._blobs.digest(first + at) for at, blob in enumerate(blobs)
+            ]
+            own["bytes"] = [None if blob is None else memoryview(blob).nbytes for blob in blobs]
+        self._index.add_rows(len(keys), own | dict(columns))
 
     def seal(self, row_ids: np.ndarray | None = None) -> Part:
         """Finish the files and give them their final names.
@@ -69,11 +84,12 @@ class PartBuilder:
         """
         part_id, rows = self._part_id, len(self)
         offsets, lengths, digests = self._blobs.seal(self.keys.key)
-        blobs = None
-        if self._blobs.count:
-            blobs = self._staging.install(self._blobs.path, f"blobs/{part_id}/data.mdb", self._blobs.count)
-        self.keys.write(self._folder / "keys.arrow", offsets, lengths, digests)
-        self._index.write(self._folder / "index.parquet")
+        with ThreadPoolExecutor(1, thread_name_prefix="seal") as pool:
+            # The blobs wait for the disk, the index for the processor.
+            installing = pool.submit(self._install_blobs)
+            self.keys.write(self._folder / "keys.arrow", offsets, lengths, digests)
+            self._index.write(self._folder / "index.parquet")
+            blobs = installing.result()
         first, end, row_file = 0, rows, None
         if row_ids is not None:
             first, end = int(row_ids[0]), int(row_ids[-1]) + 1
@@ -99,6 +115,12 @@ class PartBuilder:
                 if (file := seal_tensor(self._staging, spool, part_id)) is not None
             },
         )
+
+    def _install_blobs(self) -> FileRef | None:
+        if not self._blobs.count:
+            return None
+        name = f"blobs/{self._part_id}/data.mdb"
+        return self._staging.install(self._blobs.path, name, self._blobs.count)
 
     def close(self) -> None:
         """Release the files; what was not sealed is removed with the staging folder."""

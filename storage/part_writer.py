@@ -117,28 +117,45 @@ class PartWriter:
                     self._rows.tensors[name].append(data)
         self._usable = True
 
-    def add_rows(self, keys: Sequence[str], columns: Mapping[str, Sequence[object]]) -> None:
-        """Add rows without blobs and tensors, faster than one by one.
+    def add_rows(
+        self,
+        keys: Sequence[str],
+        columns: Mapping[str, Sequence[object]],
+        blobs: Sequence[Blob | None] | None = None,
+    ) -> None:
+        """Add rows without tensors, faster than one by one.
 
         An error leaves the commit as it was before the call, but for rows of earlier blocks of 4096.
 
         Args:
             keys: As in add.
             columns: As in add, with one value for every key.
+            blobs: As in add, one for every key; None when no row has one.
 
         Raises:
-            DuplicateKeyError, ColumnError, ColumnTypeError: See add.
+            DuplicateKeyError, ColumnError, ColumnTypeError, StorageError: See add.
         """
         wrong = {name: len(values) for name, values in columns.items() if len(values) != len(keys)}
+        if blobs is not None and len(blobs) != len(keys):
+            wrong["blobs"] = len(blobs)
         if wrong:
             raise ColumnError(
                 f"{len(keys)} keys, but columns of other lengths: {wrong}; give a value for each key"
             )
         for start in range(0, len(keys), _BLOCK_ROWS):
-            stop = start + _BLOCK_ROWS
-            self._add_block(keys[start:stop], {name: values[start:stop] for name, values in columns.items()})
+            block = slice(start, start + _BLOCK_ROWS)
+            self._add_block(
+                keys[block],
+                {name: values[block] for name, values in columns.items()},
+                None if blobs is None else blobs[block],
+            )
 
-    def _add_block(self, keys: Sequence[str], columns: Mapping[str, Sequence[object]]) -> None:
+    def _add_block(
+        self,
+        keys: Sequence[str],
+        columns: Mapping[str, Sequence[object]],
+        blobs: Sequence[Blob | None] | None,
+    ) -> None:
         self._refuse_unusable()
         first = len(self)
 
@@ -155,10 +172,13 @@ class PartWriter:
                     "give each row a key of its own"
                 )
             self._refuse_duplicate(key, code, key_hash, place, at)
+        contents = blobs and [
+            None if blob is None else as_bytes(blob, place(at)) for at, blob in enumerate(blobs)
+        ]
         values = {name: self._types.accept_all(name, given, place) for name, given in columns.items()}
         self._usable = False
         with write_errors(self._staging.path):
-            self._rows.add_texts(encoded, hashes, values)
+            self._rows.add_rows(encoded, hashes, contents, values)
             for spool in self._rows.tensors.values():
                 spool.skip(len(keys))
         self._tensors_fixed = True

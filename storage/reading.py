@@ -132,7 +132,7 @@ class Reading(StoreHandle):
                 raise CorruptionError(
                     f"{self.backend.place(ref.path)}: this is no quarantine file: {error}"
                 ) from error
-        table = pa.concat_tables(tables) if tables else schema.empty_table()
+        table = pa.concat_tables([_empty(schema), *tables])
         return table if with_resolved else open_records(table)
 
     def _nearest_keys(self, key: str) -> list[str]:
@@ -142,3 +142,8 @@ class Reading(StoreHandle):
             f"SELECT key FROM samples ORDER BY jaro_winkler_similarity(key, {literal}) DESC LIMIT 3"
         )
         return table.column(0).to_pylist()
+
+
+def _empty(schema: pa.Schema) -> pa.Table:
+    # Schema.empty_table() imports pandas.
+    return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from datapipe.errors import DecodeError, SourceError
@@ -21,7 +21,7 @@ from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row
 from datapipe.sources.row_record import row_items
 from datapipe.sources.rows import check_table, observe_table, read_rows
-from datapipe.sources.sidecar import merge_caption, read_sidecars
+from datapipe.sources.sidecar import merge_caption, read_caption, read_sidecars
 
 __all__ = ["FolderSource"]
 
@@ -183,27 +183,36 @@ class FolderSource:
 
     def _from_sidecars(self, relative: str, stem: str, sidecars: list[str]) -> Record | Fault:
         place = printable(relative)
+        of_class: dict[str, object] = {}
+        if self._has_classes:
+            label = os.path.basename(os.path.dirname(relative))  # noqa: PTH119, PTH120
+            if not label:
+                detail = "the file lies in no class folder"
+                return Fault(key=printable(stem), place=place, reason="no_class", detail=detail)
+            of_class["label"] = printable(label)
+        record = Record(
+            key=self._prefix + stem,
+            place=place,
+            load=loader_below(self.root, relative),
+            columns=of_class,
+            optional=frozenset({"caption"} if self._has_classes else ()),
+        )
+        if not any(path.lower().endswith(".json") for path in sidecars):
+            # A caption alone is read where the picture is, and not at all when the row is known.
+            read = partial(read_caption, self.root, sidecars) if sidecars else None
+            return replace(record, read_caption=read)
         try:
             text, values = read_sidecars(self.root, sidecars)
             picked = arrange(values, self._fields, beside=[_medium(relative)])
             caption = merge_caption(text, picked.caption)
         except DecodeError as error:
             return Fault(key=printable(stem), place=place, reason=error.reason, detail=error.detail)
-        key = self._prefix + stem if picked.key is MISSING else picked.key
-        columns = picked.columns
-        if self._has_classes:
-            label = os.path.basename(os.path.dirname(relative))  # noqa: PTH119, PTH120
-            if not label:
-                detail = "the file lies in no class folder"
-                return Fault(key=printable(stem), place=place, reason="no_class", detail=detail)
-            columns = {"label": printable(label)} | columns
-        return Record(
-            key=key,
-            place=place,
-            load=loader_below(self.root, relative),
+        return replace(
+            record,
+            key=record.key if picked.key is MISSING else picked.key,
             caption=caption,
-            columns=columns,
-            optional=picked.optional | ({"caption"} if self._has_classes else frozenset()),
+            columns=of_class | picked.columns,
+            optional=picked.optional | record.optional,
         )
 
     @staticmethod

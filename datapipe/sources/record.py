@@ -29,9 +29,18 @@ class Record:
     place: str  # where in the source: "cats/01.jpg", "s0.tar!0001 @512", "rows.csv:17"
     load: Callable[[], bytes] | None  # reads the encoded picture or video; None when the row has none
     caption: object = MISSING
+    read_caption: Callable[[], object] | None = None  # stands in for caption where a file has to be opened
     columns: Mapping[str, object] = field(default_factory=dict)  # free user metadata
     optional: frozenset[str] = frozenset()  # of image, caption: what a sample of this kind may lack
     parts: tuple[Record, ...] = ()  # rows of its other media; all of them are kept, or none
+
+    def caption_value(self) -> object:
+        """The caption, read now where that takes opening a file.
+
+        Raises:
+            DecodeError: When the file cannot be used.
+        """
+        return self.caption if self.read_caption is None else self.read_caption()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

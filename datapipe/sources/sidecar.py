@@ -10,7 +10,7 @@ from datapipe.sources.paths import loader_below
 from datapipe.sources.record import MISSING, Missing
 from datapipe.sources.remote import SourcePath
 
-__all__ = ["caption_text", "json_values", "merge_caption", "one_caption", "read_sidecars"]
+__all__ = ["caption_text", "json_values", "merge_caption", "one_caption", "read_caption", "read_sidecars"]
 
 
 def read_sidecars(root: SourcePath, paths: list[str]) -> tuple[str | Missing, dict[str, object]]:
@@ -34,6 +34,11 @@ def read_sidecars(root: SourcePath, paths: list[str]) -> tuple[str | Missing, di
         else:
             texts[name] = caption_text(data, name)
     return one_caption(texts), values
+
+
+def read_caption(root: SourcePath, paths: list[str]) -> str | Missing:
+    """The text of the .txt and .caption files of one picture; see read_sidecars."""
+    return read_sidecars(root, paths)[0]
 
 
 def one_caption(texts: Mapping[str, str]) -> str | Missing:

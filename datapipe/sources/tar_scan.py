@@ -14,8 +14,9 @@ from datapipe.sources.compression import DAMAGE, open_plain
 from datapipe.sources.paths import is_unsafe_path, printable
 from datapipe.sources.record import Fault, Note
 from datapipe.sources.remote import SourcePath
+from datapipe.sources.tar_members import Member, Members
 
-__all__ = ["TAR_ERRORS", "Member", "TarScan", "is_random_access", "open_tar", "scan_tar"]
+__all__ = ["TAR_ERRORS", "TarScan", "is_random_access", "open_tar", "scan_tar"]
 
 # What tarfile and the decompressors raise on damaged archives. int() on broken PAX numbers gives ValueError,
 # a long chain of extended headers RecursionError.
@@ -26,37 +27,28 @@ _CHUNK_BYTES: Final = 2**20
 _MAX_HEADER_BYTES: Final = 16 * 2**20  # of one extended header: names, not contents
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """One regular file in a tar."""
-
-    name: str  # with forward slashes, without "." and empty parts
-    offset: int  # of its header, bytes
-    offset_data: int  # of its content, bytes
-    size: int  # bytes
-
-
 @dataclass(kw_only=True, slots=True)
 class TarScan:
     """Members in archive order, and what is wrong with the archive."""
 
-    members: list[Member] = field(default_factory=list)
+    members: Members = field(default_factory=Members)
     faults: list[Fault] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     cut_name: str | None = None  # member whose content ends with the file
 
-    _by_name: dict[str, Member] = field(default_factory=dict)  # filled when the first hard link comes
+    _by_name: dict[str, int] = field(default_factory=dict)  # filled when the first hard link comes
 
     def add(self, member: Member) -> None:
-        self.members.append(member)
+        self.members.add(member)
         if self._by_name:
-            self._by_name[member.name] = member
+            self._by_name[member.name] = len(self.members) - 1
 
     def find(self, name: str) -> Member | None:
         """The last member of a name, for hard links."""
         if not self._by_name:
-            self._by_name = {member.name: member for member in self.members}
-        return self._by_name.get(name)
+            self._by_name = {self.members.name(at): at for at in range(len(self.members))}
+        position = self._by_name.get(name)
+        return None if position is None else self.members[position]
 
 
 @contextmanager
@@ -159,11 +151,11 @@ def _add_member(info: tarfile.TarInfo, path: SourcePath, scan: TarScan) -> None:
 
 def _add_break(tar: tarfile.TarFile, path: SourcePath, scan: TarScan, error: Exception) -> None:
     """Tell a cut file from a damaged header, and drop the member that the cut went through."""
-    last = scan.members[-1] if scan.members else None
+    last = scan.members[len(scan.members) - 1] if scan.members else None
     if last is not None:
         have = _num_readable(tar, last)
         if have < last.size:
-            scan.members.pop()
+            scan.members.drop_last()
             scan.cut_name = last.name
             detail = (
                 f"cut in member {last.name!r}: {have} of its {last.size} bytes are there; "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Final, Literal, cast
 
@@ -19,7 +19,8 @@ from datapipe.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, printable
 from datapipe.sources.record import MISSING, Fault, Item, Note, Record
 from datapipe.sources.remote import SourcePath
 from datapipe.sources.sidecar import caption_text, json_values, merge_caption, one_caption
-from datapipe.sources.tar_scan import Member, TarScan, is_random_access, open_tar, scan_tar
+from datapipe.sources.tar_members import Group, Groups, Member
+from datapipe.sources.tar_scan import TarScan, is_random_access, open_tar, scan_tar
 
 __all__ = ["TAR_SUFFIXES", "SplitDot", "WebDatasetSource"]
 
@@ -30,15 +31,6 @@ _VIDEO_FIELDS: Final = frozenset(suffix[1:] for suffix in VIDEO_SUFFIXES)
 _MEDIA_FIELDS: Final = _VIDEO_FIELDS | {suffix[1:] for suffix in IMAGE_SUFFIXES}
 _TEXT_FIELDS: Final = ("txt", "text", "caption")
 _KNOWN_FIELDS: Final = _MEDIA_FIELDS | {*_TEXT_FIELDS, "json", "cls"}
-
-
-@dataclass(kw_only=True, slots=True)
-class _Group:
-    """Members that share a key."""
-
-    members: list[tuple[str, Member]] = field(default_factory=list)  # field name, member
-    num_runs: int = 0  # more than 1: the members do not stand side by side
-    last_position: int = -2
 
 
 class WebDatasetSource:
@@ -71,16 +63,17 @@ class WebDatasetSource:
         return len(self._groups)
 
     def observe_columns(self, kinds: ColumnKinds) -> None:
-        metadata = [
+        metadata = (
             (name, member, self._media(group))
-            for group in self._groups.values()
+            for _, group in self._groups
             for name, member in group.members
             if name in ("json", "cls")
-        ]
-        if not metadata:
+        )
+        first = next(metadata, None)
+        if first is None:
             return
         with open_tar(self.path) as tar:
-            for name, member, media in metadata:
+            for name, member, media in chain([first], metadata):
                 if name == "cls":
                     kinds.declare({"cls": "string"}, _place(self.path, member))
                     continue
@@ -96,7 +89,7 @@ class WebDatasetSource:
         if self._scan.members:
             cut_key = self._split(self._scan.cut_name)[0] if self._scan.cut_name else None
             with open_tar(self.path) as tar:
-                for key, group in self._groups.items():
+                for key, group in self._groups:
                     if key != cut_key:
                         yield from self._from_group(key, group, tar)
         yield from self._scan.faults
@@ -106,18 +99,8 @@ class WebDatasetSource:
         return scan_tar(self.path)
 
     @cached_property
-    def _groups(self) -> dict[str, _Group]:
-        groups: dict[str, _Group] = {}
-        for position, member in enumerate(self._scan.members):
-            base = member.name.rpartition("/")[2]
-            if base.startswith(".") or (member.name.startswith("__") and "__/" in member.name):
-                continue
-            key, name = self._split(member.name)
-            group = groups.setdefault(key, _Group())
-            group.num_runs += position != group.last_position + 1
-            group.last_position = position
-            group.members.append((name, member))
-        return groups
+    def _groups(self) -> Groups:
+        return Groups(self._scan.members, self._split)
 
     def _split(self, name: str) -> tuple[str, str]:
         folder, slash, base = name.rpartition("/")
@@ -129,7 +112,7 @@ class WebDatasetSource:
             suffix = suffix if dot else ""
         return folder + slash + stem, suffix.lower()
 
-    def _from_group(self, key: str, group: _Group, tar: tarfile.TarFile) -> Iterator[Item]:
+    def _from_group(self, key: str, group: Group, tar: tarfile.TarFile) -> Iterator[Item]:
         place = _place(self.path, group.members[0][1])
         fault = self._layout_fault(group)
         if fault is not None:
@@ -148,7 +131,7 @@ class WebDatasetSource:
                 yield Note(place=_place(self.path, member), reason="ignored_field", detail=detail)
         yield self._record(key, group, media, place, tar)
 
-    def _layout_fault(self, group: _Group) -> tuple[str, str] | None:
+    def _layout_fault(self, group: Group) -> tuple[str, str] | None:
         listed = ", ".join(f"{member.name!r} @{member.offset}" for _, member in group.members[:6])
         names = [name for name, _ in group.members]
         if len(set(names)) < len(names):
@@ -165,7 +148,7 @@ class WebDatasetSource:
             return "dotted_name", detail + "rename the files, split at the last dot, or map the fields"
         return None
 
-    def _media(self, group: _Group) -> list[Medium]:
+    def _media(self, group: Group) -> list[Medium]:
         return [
             Medium(kind="video" if name in _VIDEO_FIELDS else "image", value=member)
             for name, member in group.members
@@ -177,7 +160,7 @@ class WebDatasetSource:
         return name in wanted if wanted else name in _MEDIA_FIELDS
 
     def _record(
-        self, key: str, group: _Group, media: list[Medium], place: str, tar: tarfile.TarFile
+        self, key: str, group: Group, media: list[Medium], place: str, tar: tarfile.TarFile
     ) -> Record | Fault:
         try:
             texts, values = self._metadata(group, tar)
@@ -213,7 +196,7 @@ class WebDatasetSource:
 
         return load
 
-    def _metadata(self, group: _Group, tar: tarfile.TarFile) -> tuple[dict[str, str], dict[str, object]]:
+    def _metadata(self, group: Group, tar: tarfile.TarFile) -> tuple[dict[str, str], dict[str, object]]:
         texts: dict[str, str] = {}
         values: dict[str, object] = {}
         wanted = self._fields.mapping.get("caption")

@@ -1,4 +1,4 @@
-"""Rows without blobs, added many at a time: the same rows and the same errors as one by one."""
+"""Rows added many at a time: the same rows and the same errors as one by one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import ColumnError, ColumnTypeError, DuplicateKeyError, FeatureStore
+from storage import ColumnError, ColumnTypeError, DuplicateKeyError, FeatureStore, StorageError
 
 
 def contents(store: FeatureStore) -> list[dict[str, object]]:
@@ -37,6 +37,24 @@ def test_equal_to_rows_one_by_one(tmp_path: Path) -> None:
     bulk, single = bulk.refresh(), single.refresh()
     assert bulk.columns == single.columns and contents(bulk) == contents(single)
     assert bulk.row("k8999") == 9000 and bulk.verify().ok
+
+
+def test_blobs_of_all_sizes_are_found_where_they_lie(tmp_path: Path) -> None:
+    sizes = [0, 1, 100, 4095, 4096, 5000, 70_000]
+    blobs = [None if index % 8 == 7 else bytes([index % 251]) * sizes[index % 7] for index in range(700)]
+    keys = [f"k{index:04d}"[::-1] for index in range(700)]
+    store = FeatureStore.create(tmp_path / "s")
+    with store.writer(message="bulk") as writer:
+        writer.add_rows(keys, {"n": list(range(700))}, blobs)
+        with pytest.raises(ColumnError, match=r"other lengths: \{.blobs.: 1\}"):
+            writer.add_rows(["x", "y"], {}, [b"1"])
+        with pytest.raises(StorageError, match=r"row 701 of the commit, key .*: the blob is str"):
+            writer.add_rows(["x", "y"], {}, [b"1", "text"])  # type: ignore[list-item]
+    store = store.refresh()
+    for index in range(700):
+        wanted = blobs[index]
+        assert wanted is None or bytes(store.blob(index)) == wanted
+    assert store.verify().ok and store.columns.keys() >= {"hash", "bytes", "n"}
 
 
 @pytest.mark.parametrize(

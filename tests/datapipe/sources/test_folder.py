@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from datapipe.errors import SourceError
+from datapipe.errors import DecodeError, SourceError
 from datapipe.sources import Fault, FieldMap, FolderSource, Note, Record
 from datapipe.sources.column_kinds import ColumnKinds
 
@@ -27,7 +27,16 @@ def records(root: Path, **options: object) -> dict[str, Record]:
 
 
 def faults(root: Path) -> dict[str, str]:
-    return {item.place: item.reason for item in FolderSource(root).items() if isinstance(item, Fault)}
+    found = {}
+    for item in FolderSource(root).items():
+        if isinstance(item, Fault):
+            found[item.place] = item.reason
+        elif isinstance(item, Record):
+            try:
+                item.caption_value()
+            except DecodeError as error:
+                found[item.place] = error.reason
+    return found
 
 
 def test_sidecars_of_all_kinds_in_all_levels(tmp_path: Path) -> None:
@@ -38,7 +47,7 @@ def test_sidecars_of_all_kinds_in_all_levels(tmp_path: Path) -> None:
         **{"x/d.gif": b"D", "x/d.txt": "caption d", "x/d.json": '{"score": 4}'},
     )
     found = records(tmp_path)
-    assert {key: record.caption for key, record in found.items()} == {
+    assert {key: record.caption_value() for key, record in found.items()} == {
         **{"a": "caption a", "x/c": "caption c", "x/d": "caption d", "x/y/b": " b "}
     }
     assert found["x/c"].columns == {"score": 3, "split": "rl"} and found["x/d"].columns == {"score": 4}
@@ -82,7 +91,7 @@ def test_sidecars_that_disagree_or_are_broken(tmp_path: Path) -> None:
         "c.jpg": "bad_json",
         "d.jpg": "not_utf8",
     }
-    assert records(tmp_path)["e"].caption == "e"
+    assert records(tmp_path)["e"].caption_value() == "e"
 
 
 def test_tables_govern_their_folder(tmp_path: Path) -> None:
@@ -98,7 +107,7 @@ def test_tables_govern_their_folder(tmp_path: Path) -> None:
         },
     )
     found = records(tmp_path)
-    assert {key: record.caption for key, record in found.items()} == {
+    assert {key: record.caption_value() for key, record in found.items()} == {
         **{"train/images/1": "one", "train/images/2": "two", "train/images/4": "four", "test/5": "five"}
     }
     assert found["train/images/2"].place == "train/metadata.csv:3"
@@ -153,7 +162,7 @@ def test_upper_case_suffixes_and_stems(tmp_path: Path) -> None:
     write(tmp_path, **{"A.JPG": b"A", "a.TXT": "a"})
     items = list(FolderSource(tmp_path).items())
     assert [type(item) for item in items] == [Note, Record]
-    assert isinstance(items[1], Record) and items[1].caption == "a"
+    assert isinstance(items[1], Record) and items[1].caption_value() == "a"
 
 
 def test_not_a_folder(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def captions(url: str, **options: object) -> list[object]:
             assert isinstance(item, Record), item
             if item.load is not None:
                 assert item.load()
-            found.append(item.caption)
+            found.append(item.caption_value())
     return found
 
 
@@ -151,7 +151,7 @@ def test_folders(memory: str) -> None:
     (source,) = open_sources([f"{memory}/pics"])
     assert isinstance(source, FolderSource)
     found = {
-        item.key: (item.caption, item.load and item.load())
+        item.key: (item.caption_value(), item.load and item.load())
         for item in source.items()
         if isinstance(item, Record)
     }
