@@ -1,7 +1,7 @@
 """Samples from files into the store, and batches out of it.
 
-`Loader`, `Batch` and `ImageField` are loaded on first use, because batches are torch tensors. Beside them
-only the resizing of pictures imports torch, when it is first used.
+`Loader`, `Batch` and what a loader is told are loaded on first use, because batches are torch tensors. Beside
+them only the resizing of pictures imports torch, when it is first used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from datapipe.pixel_buckets import PixelBuckets
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.retry import retry
 from datapipe.sampling import FixedLength, FullShuffle, WithReplacement
+from datapipe.stages import StageOptions
 
 if TYPE_CHECKING:
     from datapipe.collate import Batch
-    from datapipe.loader import ImageField, Loader
+    from datapipe.fields import ImageField, TextField
+    from datapipe.loader import Loader
 
 __all__ = [
     "BadFractionError",
@@ -51,7 +53,9 @@ __all__ = [
     "SampleError",
     "SourceError",
     "StageError",
+    "StageOptions",
     "StoreBusyError",
+    "TextField",
     "TokenBuckets",
     "WithReplacement",
     "WorkerError",
@@ -59,7 +63,7 @@ __all__ = [
     "retry",
 ]
 
-_WITH_TORCH = frozenset({"Batch", "ImageField", "Loader"})
+_WITH_TORCH = frozenset({"Batch", "ImageField", "Loader", "TextField"})
 
 
 def __getattr__(name: str) -> object:

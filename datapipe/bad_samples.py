@@ -25,7 +25,9 @@ class BadSampleBudget:
         """
         self._allowed = {stage.name: stage.max_failures for stage in pipeline.stages}
         self._by_reason = by_reason
-        self._bad: dict[str, list[BadSample]] = defaultdict(list)
+        # Texts and not the errors, whose frames hold the memory of their batches.
+        self._lost: dict[str, list[str]] = defaultdict(list)
+        self._reasons: dict[str, Counter[str]] = defaultdict(Counter)
 
     def check(self, draft: Draft) -> None:
         """Count the bad samples of a batch.
@@ -35,15 +37,16 @@ class BadSampleBudget:
                 function in a stage that may lose none comes as it is, with a note.
         """
         for _, bad in sorted(draft.bad.items()):
+            lost, allowed = self._lost[bad.stage], self._allowed[bad.stage]
+            lost.append(str(bad))
             self._by_reason[bad.reason] += 1
-            lost, allowed = self._bad[bad.stage], self._allowed[bad.stage]
-            lost.append(bad)
-            if isinstance(bad.error, UnevenError) or (len(lost) > allowed == 0):
+            self._reasons[bad.stage][bad.reason] += 1
+            if isinstance(bad.error, UnevenError) or allowed == 0:
                 raise _alone(bad)
             if len(lost) > allowed:
-                raise _together(bad.stage, lost, allowed)
+                raise _together(bad, lost, self._reasons[bad.stage], allowed)
             logger.warning(
-                "stage %r: %s is left out, bad sample %d of %d allowed", bad.stage, bad, len(lost), allowed
+                "stage %r: left out, bad sample %d of %d allowed: %s", bad.stage, len(lost), allowed, lost[-1]
             )
 
 
@@ -56,13 +59,12 @@ def _alone(bad: BadSample) -> Exception:
     return bad.error
 
 
-def _together(stage: str, lost: list[BadSample], allowed: int) -> SampleError:
-    reasons = Counter(bad.reason for bad in lost)
+def _together(last: BadSample, lost: list[str], reasons: Counter[str], allowed: int) -> SampleError:
     counts = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
     error = SampleError(
-        f"stage {stage!r}: {len(lost)} bad samples, {allowed} may be left out; by reason: {counts}; "
-        + "; ".join(map(str, lost))
-        + f"; mend or leave out these rows, or raise max_failures of the stage {stage!r}"
+        f"stage {last.stage!r}: {len(lost)} bad samples, {allowed} may be left out; by reason: {counts}; "
+        + "; ".join(lost)
+        + f"; mend or leave out these rows, or raise max_failures of the stage {last.stage!r}"
     )
-    error.__cause__ = lost[-1].error
+    error.__cause__ = last.error
     return error

@@ -47,13 +47,9 @@ class Fetch:
         self._is_copied = is_staged
 
     def __call__(self, piece: Piece) -> Piece:
-        for draft in piece.drafts:
-            with draft.lock:
-                if not draft.is_fetched:
-                    draft.keys = self._columns.keys(draft.rows)
-                    draft.columns = self._columns.values(draft.rows)
-                    draft.token_ids = {name: {} for name in self._texts}
-                    draft.is_fetched = True
+        with piece.draft.lock:
+            if not piece.draft.is_fetched:
+                self._describe(piece.drafts)
         if piece.start == 0:
             for name, column in self._tensors.items():
                 self._gather(name, column, piece.drafts)
@@ -66,6 +62,18 @@ class Fetch:
         for name, held in self._of_fields.items():
             piece.tensors[name] = {} if held is None else dict(_values(held, piece))
         return piece
+
+    def _describe(self, drafts: list[Draft]) -> None:
+        rows = drafts[0].rows if len(drafts) == 1 else np.concatenate([draft.rows for draft in drafts])
+        keys, columns = self._columns.keys(rows), self._columns.values(rows)
+        start = 0
+        for draft in drafts:
+            mine = slice(start, start + len(draft.rows))
+            draft.keys = keys[mine]
+            draft.columns = {name: values[mine] for name, values in columns.items()}
+            draft.token_ids = {name: {} for name in self._texts}
+            draft.is_fetched = True
+            start = mine.stop
 
     def _gather(self, name: str, column: TensorColumn, drafts: list[Draft]) -> None:
         """One read for several batches, unless that would copy what each of them alone need not copy."""

@@ -25,7 +25,7 @@ from datapipe.pipeline import StageCounters
 from datapipe.stages import Pipeline, StageOptions
 from storage import View
 
-__all__ = ["Batch", "Field", "ImageField", "Loader", "LoaderState", "StageOptions", "TextField"]
+__all__ = ["Batch", "ImageField", "Loader", "LoaderState", "TextField"]
 
 _STATE_VERSION: Final = 1
 

@@ -32,8 +32,8 @@ class RowColumns:
         found = [""] * len(rows)
         for part, local, places in self._by_part(rows):
             table = self._store.part(part).keys(self._store.policy)
-            for place, row in zip(places.tolist(), local.tolist()):
-                found[place] = table.key(row)
+            for place, key in zip(places.tolist(), table.keys(local)):
+                found[place] = key
         return found
 
     def values(self, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
@@ -53,6 +53,9 @@ class RowColumns:
     def _by_part(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Each part, the rows in it that are wanted, and their places in `rows`."""
         parts, local = self._store.row_map.locate(rows)
+        if len(rows) and parts[0] == parts[-1] and bool((parts == parts[0]).all()):
+            yield int(parts[0]), local, np.arange(len(rows))
+            return
         order = np.argsort(parts, kind="stable")
         ends = np.flatnonzero(np.diff(parts[order])) + 1
         for places in np.split(order, ends) if len(rows) else ():

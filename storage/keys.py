@@ -210,7 +210,8 @@ class KeyTable:
     def __init__(self, mapped: np.ndarray) -> None:
         batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
         rows = batch.num_rows
-        _, ends, text = batch.column(0).buffers()
+        self._keys = batch.column(0)
+        _, ends, text = self._keys.buffers()
         self._ends = np.frombuffer(ends, np.int64, rows + 1).data
         self._text = memoryview(text).cast("B")
         self.blob_offset = to_numpy(batch.column(1), np.int64)
@@ -227,6 +228,11 @@ class KeyTable:
     def key(self, row: int) -> str:
         """The key of one row."""
         return str(self.encoded_key(row), "utf-8")
+
+    def keys(self, rows: np.ndarray) -> list[str]:
+        """The keys of some rows, int64 (n,)."""
+        picked: list[str] = self._keys.take(from_numpy(rows)).to_numpy(zero_copy_only=False).tolist()
+        return picked
 
     def encoded_key(self, row: int) -> bytes:
         """UTF-8 of the key of one row."""
