@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 
 from datapipe import DataError
 from storage import StorageError
-from unirl.cli import bench, care, data, exchange, history, models, rewards, rollout, runs
+from unirl.cli import bench, care, data, exchange, history, models, reward_server, rewards, rollout, runs
 from unirl.cli.join import join
 from unirl.errors import UniRLError
 
@@ -49,6 +49,7 @@ for name, command in rewards.COMMANDS.items():
     reward_app.command(name)(command)
 for name, command in rollout.COMMANDS.items():
     rollout_app.command(name)(command)
+reward_app.command("serve")(reward_server.serve)
 app.command("join")(join)
 tokenizer_app.command("train")(models.train_tokenizer)
 tokenizer_app.command("encode")(models.encode)

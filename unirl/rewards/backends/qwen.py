@@ -148,6 +148,29 @@ class TransformersBackend:
         return AnswerLogprobs(logprobs=logprobs, is_bound=is_bound, problems=dict(sorted(problems.items())))
 
     @torch.inference_mode()
+    def token_logprobs(
+        self, requests: Sequence[VlmRequest], *, token_ids: Sequence[int] = (), top: int = 0
+    ) -> list[dict[int, float] | str]:
+        """Log-probabilities of the tokens that are named, or of the most likely ones; or what is wrong.
+
+        Args:
+            requests: B questions.
+            token_ids: Tokens to name.
+            top: How many of the most likely tokens to name where `token_ids` is empty.
+        """
+        prepared, problems = self.prepare(requests)
+        named: dict[int, dict[int, float] | str] = dict(problems)
+        order = sorted(prepared, key=lambda index: len(prepared[index].ids))
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            rows = [prepared[index] for index in batch]
+            logits = self.read(self.padded(rows), self.look(rows)).logits[:, 0].double().log_softmax(-1)
+            for index, row in zip(batch, logits):
+                ids = torch.tensor(list(token_ids)) if token_ids else row.topk(max(1, top)).indices
+                named[index] = dict(zip(ids.tolist(), row[ids].tolist()))
+        return [named[index] for index in range(len(requests))]
+
+    @torch.inference_mode()
     def generate(
         self,
         requests: Sequence[VlmRequest],

@@ -142,6 +142,28 @@ class VllmBackend:
         is_bound = np.zeros(logprobs.shape, bool)
         return AnswerLogprobs(logprobs=logprobs, is_bound=is_bound, problems=dict(sorted(problems.items())))
 
+    def token_logprobs(
+        self, requests: Sequence[VlmRequest], *, token_ids: Sequence[int] = (), top: int = 0
+    ) -> list[dict[int, float] | str]:
+        """Log-probabilities of the tokens that are named, or of the most likely ones; or what is wrong.
+
+        Args:
+            requests: B questions.
+            token_ids: Tokens to name.
+            top: How many of the most likely tokens to name where `token_ids` is empty.
+        """
+        from vllm import SamplingParams
+
+        prompts, problems = self._prompts(requests)
+        wanted: dict[str, Any] = {"logprob_token_ids": sorted(token_ids)} if token_ids else {"logprobs": top}
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, **wanted)
+        outputs = self._llm.generate(list(prompts.values()), params, use_tqdm=False) if prompts else []
+        named: dict[int, dict[int, float] | str] = dict(problems)
+        for index, output in zip(prompts, outputs):
+            entries = output.outputs[0].logprobs[0]
+            named[index] = {token: entry.logprob for token, entry in entries.items()}
+        return [named[index] for index in range(len(requests))]
+
     def generate(
         self,
         requests: Sequence[VlmRequest],
@@ -202,7 +224,7 @@ class VllmBackend:
             if request.images:
                 media["image"] = [Image.fromarray(as_clip(p, self._cell)[0]) for p in request.images]
             if request.clips:
-                media["video"] = [as_clip(clip, self._cell) for clip in request.clips]
+                media["video"] = [_with_times(as_clip(clip, self._cell)) for clip in request.clips]
             prompts[index] = {"prompt_token_ids": ids}
             if media:
                 prompts[index] |= {
@@ -224,6 +246,20 @@ class VllmBackend:
         if needed > self.max_tokens:
             return f"too long: it needs {needed} tokens, the model takes {self.max_tokens}"
         return None
+
+
+def _with_times(clip: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """A clip whose frames are half a second apart, so that a pair of frames is a second, as in process."""
+    frames = len(clip)
+    times = {
+        "fps": 2.0,
+        "duration": frames / 2,
+        "total_num_frames": frames,
+        "frames_indices": list(range(frames)),
+        "video_backend": "frames",
+        "do_sample_frames": False,
+    }
+    return clip, times
 
 
 def _start(
@@ -250,7 +286,7 @@ def _start(
             ModelRegistry.register_model(name, known.load_model_cls())
     return LLM(
         str(directory),
-        dtype=dtype,  # type: ignore[arg-type]
+        dtype=dtype,
         max_model_len=max_tokens,
         enforce_eager=True,
         generation_config="vllm",
