@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unirl.errors import ConfigError, UniRLError
+from unirl.errors import ConfigError
 from unirl.rollout.vllm_local import LocalVllm, VllmSettings
 from unirl.rollout.vllm_requests import TokenRequest, WeightBucket
 from unirl.rollout.weight_sync_memory import unpack
@@ -53,7 +53,7 @@ def make_app(engine: LocalVllm, *, token: str) -> Starlette:
                 content = await (request.json() if is_json else request.body())
             try:
                 found = await asyncio.get_running_loop().run_in_executor(worker, work, content)
-            except (UniRLError, ValueError, KeyError) as error:
+            except (ValueError, LookupError, TypeError, RuntimeError) as error:
                 return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=400)
             return JSONResponse(found)
 

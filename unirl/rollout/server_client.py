@@ -17,6 +17,7 @@ from unirl.rollout.weight_sync_memory import SharedBlock, fill, layout, pack
 __all__ = ["TOKEN_VARIABLE", "RemoteVllm"]
 
 TOKEN_VARIABLE = "UNIRL_ROLLOUT_TOKEN"
+SHARED_VARIABLE = "UNIRL_ROLLOUT_SHARED_MEMORY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -28,7 +29,8 @@ class RemoteVllm:
         token: The server's; None reads the environment variable UNIRL_ROLLOUT_TOKEN.
         timeout_s: How long any answer may take. An engine that accepts a request and never answers is an
             error then, with its endpoint and the step.
-        shared_memory: Send weights through /dev/shm; None does so when the URL is a loopback address.
+        shared_memory: Send weights through /dev/shm; None does so when the URL is a loopback address, unless
+            the environment variable UNIRL_ROLLOUT_SHARED_MEMORY is 0.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class RemoteVllm:
             headers={"Authorization": f"Bearer {secret}"},
             trust_env=False,
         )
-        is_near = urlsplit(url).hostname in LOOPBACK
+        is_near = urlsplit(url).hostname in LOOPBACK and os.environ.get(SHARED_VARIABLE) != "0"
         self._shared = SharedBlock() if (is_near if shared_memory is None else shared_memory) else None
         self.info = replace(EngineInfo(**self._call("GET", "info", step=None)), endpoint=self._url)
 

@@ -110,10 +110,8 @@ class LocalVllm:
 
     def begin_update(self, *, step: int) -> None:
         """Get ready for new weights; an update that was never finished is given up."""
-        if self._updating:
-            self._workers("finish_weight_update")
         self._updating = True
-        self._workers("start_weight_update")
+        self._workers("unirl_begin_update")
 
     def put(self, bucket: WeightBucket, *, step: int) -> Mapping[str, Checksums]:
         """Load some weights."""
@@ -188,11 +186,21 @@ class LocalVllm:
                 }
                 prompts.append({"prompt_token_ids": list(side[group])})
                 params.append(_params(request, row, pair))
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        try:
+            outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        finally:
+            self._abort_unfinished()
         for output, prompt in zip(outputs, prompts, strict=True):
             if list(output.prompt_token_ids) != prompt["prompt_token_ids"]:
                 raise RolloutError("the engine answered with other prompt tokens than it was given")
         return [output.outputs[0] for output in outputs]
+
+    def _abort_unfinished(self) -> None:
+        """Free what a failed call left behind; it would keep the caches from being reset."""
+        engine = self._llm.llm_engine
+        left = list(engine.output_processor.request_states)
+        if left:
+            engine.abort_request(left, internal=True)
 
 
 def _params(request: TokenRequest, row: int, pair: dict[str, Any]) -> Any:

