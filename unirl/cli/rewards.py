@@ -1,46 +1,141 @@
-"""`unirl reward`: reward models, trained from a store.
+"""`unirl reward`: reward models, trained from a store or from pairs, and the pairs to make them better.
 
 torch and transformers take seconds to import, so these commands import them when they run.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
+from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
 __all__ = ["COMMANDS"]
 
+STEPS, LEARNING_RATE, BATCH_SIZE = 400, 5e-3, 64
+PAIR_STEPS, PAIR_LEARNING_RATE, PAIR_BATCH_SIZE = 200, 1e-3, 32
+
+PairsPath = Annotated[Path, typer.Argument(help="pairs.jsonl, or the folder that holds it.")]
+Seed = Annotated[int, typer.Option(min=0, help="Decides every random number.")]
+
 
 def train(
-    store: Annotated[Path, typer.Argument(help="Folder of the store.")],
     out: Annotated[Path, typer.Option("--out", help="New folder for the model.")],
+    store: Annotated[Path | None, typer.Argument(help="Folder of the store, for a yes/no reward.")] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(help="Labelled pairs for a preference reward: file, folder or store."),
+    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="File with the labels of the pairs.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Reward model to go on from; with --pairs.")
+    ] = None,
     where: Annotated[str, typer.Option("--where", help="SQL condition: rows to train on.")] = "true",
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 400,
-    batch_size: Annotated[int, typer.Option(min=1)] = 64,
-    learning_rate: Annotated[float, typer.Option(min=0.0, help="Peak, after a warm-up.")] = 5e-3,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Questions or pairs in a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Peak, after a warm-up.")] = None,
     image_size: Annotated[int, typer.Option(min=8, help="Side to which pictures are scaled.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
+    seed: Seed = 0,
 ) -> None:
-    """Train a yes/no reward: does this picture show this caption?"""
-    from unirl.rewards import train_from_store
+    """Train a yes/no reward (does this picture show this caption?), or with --pairs a preference reward."""
+    if (store is None) == (pairs is None):
+        raise ConfigError("reward train: name a store, for a yes/no reward, or --pairs, for a preference")
+    if pairs is None and (labels is not None or start is not None):
+        raise ConfigError("reward train: --labels and --from belong to --pairs")
+    from unirl.rewards import read_pairs, train_from_store, train_preference
 
-    with new_directory(out) as folder:
-        report = train_from_store(
-            store,
-            folder,
-            where=where,
-            image_size=(image_size, image_size),
-            steps=steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
+    size = (image_size, image_size)
+    if store is not None:
+        with new_directory(out) as folder:
+            report = train_from_store(
+                store,
+                folder,
+                where=where,
+                image_size=size,
+                steps=steps or STEPS,
+                batch_size=batch_size or BATCH_SIZE,
+                learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
+                seed=seed,
+            )
+        typer.echo(f"{out}: {report.accuracy:.1%} right on pictures held out from training")
+    elif pairs is not None:
+        found = read_pairs(pairs, labels=labels, where=where)
+        with new_directory(out) as folder:
+            preference = train_preference(
+                found,
+                folder,
+                start=start,
+                image_size=size,
+                steps=steps or PAIR_STEPS,
+                batch_size=batch_size or PAIR_BATCH_SIZE,
+                learning_rate=PAIR_LEARNING_RATE if learning_rate is None else learning_rate,
+                seed=seed,
+            )
+        typer.echo(
+            f"{out}: version {preference.version}, {preference.accuracy:.1%} right on "
+            f"{preference.num_held_out} pairs held out from training, "
+            f"calibration error {preference.calibration_error:.3f}"
         )
-    typer.echo(f"{out}: {report.accuracy:.1%} right on pictures held out from training")
 
 
-COMMANDS: Final[Mapping[str, Callable[..., None]]] = {"train": train}
+def mine(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or its experience store.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder for pairs.jsonl and the pictures.")],
+    by: Annotated[
+        Literal["group", "uncertainty", "components", "judge"],
+        typer.Option(help="What makes a pair worth a label."),
+    ] = "group",
+    count: Annotated[int, typer.Option(min=1, help="Pairs to pick, at most.")] = 100,
+    where: Annotated[str, typer.Option("--where", help="SQL condition over the experience.")] = "true",
+) -> None:
+    """Pick pairs of a run's samples that people, or a stronger model, should label."""
+    from unirl.rewards import mine_pairs, write_pairs
+
+    found = mine_pairs(run, strategy=by, num_pairs=count, where=where)
+    if not found:
+        raise ConfigError(f"{run}: no pairs by {by!r} where {where}; try another --by or condition")
+    with new_directory(out) as folder:
+        write_pairs(found, folder)
+    typer.echo(
+        f'{out / "pairs.jsonl"}: {len(found)} pairs; set "label" to "first", "second" or "tie", '
+        f"or run `unirl reward label {out}`"
+    )
+
+
+def label(
+    pairs: PairsPath,
+    out: Annotated[Path, typer.Option("--out", help="New folder for the labelled pairs.")],
+    model: Annotated[Path | None, typer.Option(help="Folder of a reward model that labels.")] = None,
+    endpoint: Annotated[
+        list[str] | None, typer.Option(help="URL of a stronger model's server, up to /v1. May be repeated.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the server's bearer token.")] = None,
+    margin: Annotated[float, typer.Option(min=0.0, help="Scores nearer than this are a tie.")] = 0.0,
+) -> None:
+    """Let a stronger model label pairs: it scores both, and the higher score wins."""
+    if (model is None) == (not endpoint):
+        raise ConfigError("reward label: name one of --model and --endpoint")
+    from unirl.rewards import Question, VlmYesNo, label_pairs, load_reward, read_pairs, write_pairs
+    from unirl.types import Reward
+
+    reward: Reward
+    if model is not None:
+        reward = load_reward(model)
+    else:
+        from unirl.rewards.backends.endpoint import EndpointBackend
+
+        token = token_file.read_text(encoding="utf-8").strip() if token_file is not None else ""
+        reward = VlmYesNo(EndpointBackend(endpoint or [], token=token), Question(image_size=(448, 448)))
+    labelled = label_pairs(read_pairs(pairs), reward, margin=margin)
+    with new_directory(out) as folder:
+        write_pairs(labelled, folder)
+    counts = Counter(str(pair.label) for pair in labelled)
+    typer.echo(f"{out}: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
+
+
+COMMANDS: Final[Mapping[str, Callable[..., None]]] = {"train": train, "mine": mine, "label": label}

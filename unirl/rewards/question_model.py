@@ -1,4 +1,4 @@
-"""Pictures and captions in, next-token logits out: what scoring and training have in common.
+"""Pictures and captions in, next-token logits out, with a gradient: what a yes/no reward is trained through.
 
 The model is transformers' Qwen2.5-VL, called through its public forward. All pictures have one size here, so
 whatever depends on sizes only (rotary positions, attention segments) is worked out once and handed in.
@@ -7,15 +7,14 @@ whatever depends on sizes only (rotary positions, attention segments) is worked 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
-    AttentionInterface,
     AutoImageProcessor,
     AutoTokenizer,
     PreTrainedTokenizerBase,
@@ -23,14 +22,14 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from unirl.errors import ConfigError, ShapeError
-from unirl.rewards.question import CAPTION, IMAGE_TOKEN, Question
+from unirl.rewards.backends.prompts import answer_sequences
+from unirl.rewards.backends.qwen import TransformersBackend
+from unirl.rewards.backends.vision import PACKED_ATTENTION, VisionLayout, patches
+from unirl.rewards.question import CAPTION, IMAGE_TOKEN, VIDEO_TOKEN, Question
 
 __all__ = ["QuestionModel"]
-
-PACKED_ATTENTION = "unirl_packed_flash"
 
 
 class QuestionModel:
@@ -54,16 +53,18 @@ class QuestionModel:
     ) -> None:
         vision: Any = model.config.vision_config
         cell = vision.patch_size * vision.spatial_merge_size
+        if not question.shows_pictures or question.shows_clip:
+            raise ConfigError(f"question: a model is trained on pictures alone, without {VIDEO_TOKEN}")
         if any(side % cell for side in question.image_size):
             raise ConfigError(f"question: image_size {question.image_size} is no multiple of {cell}")
         self.model = model
         self.tokenizer = tokenizer
         self.question = question
-        self.grid = (1, *(side // vision.patch_size for side in question.image_size))
+        rows, columns = (side // vision.patch_size for side in question.image_size)
+        self.grid = (1, rows, columns)
         self.num_picture_tokens = self.grid[1] * self.grid[2] // vision.spatial_merge_size**2
         self.picture_id: int = model.config.image_token_id
-        self.yes_ids = self._answer_ids("yes", question.yes)
-        self.no_ids = self._answer_ids("no", question.no)
+        answer_sequences(tokenizer, [question.yes, question.no])
         self.processor = _picture_processor(question, vision)
         before, after = question.template.split(CAPTION)
         self.num_before = self._count(before) + self.num_picture_tokens - 1
@@ -75,9 +76,8 @@ class QuestionModel:
                 f"question: max_tokens is {question.max_tokens}, a question with no caption needs {shortest}"
             )
         self._positions = self._question_positions()
-        self._layout = _VisionLayout(self.grid, vision)
-        if self._layout.is_even:
-            model.set_attn_implementation({"vision_config": PACKED_ATTENTION})
+        self._layout = VisionLayout(self.grid, vision)
+        model.set_attn_implementation({"vision_config": PACKED_ATTENTION})
 
     @classmethod
     def load(cls, directory: str | Path) -> QuestionModel:
@@ -94,12 +94,31 @@ class QuestionModel:
         loaded.processor.image_mean, loaded.processor.image_std = stored.image_mean, stored.image_std
         return loaded
 
+    def backend(self, *, batch_size: int = 128) -> TransformersBackend:
+        """The same network as a backend for scoring; it sees what is trained later, too."""
+        return TransformersBackend(
+            self.model,
+            self.tokenizer,
+            mean=self.processor.image_mean,
+            deviation=self.processor.image_std,
+            batch_size=batch_size,
+            max_tokens=self.question.max_tokens,
+        )
+
     def save(self, directory: Path) -> None:
         """Write weights (safetensors), configuration, tokenizer and picture processor; not the question."""
         directory.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
         self.processor.save_pretrained(directory)
+
+    @cached_property
+    def answers(self) -> tuple[Tensor, Tensor]:
+        """Ids of yes and of no that training asks for: the shortest spelling, which must be one token."""
+        found = answer_sequences(self.tokenizer, [self.question.yes, self.question.no])
+        if any(len(sequences[0]) > 1 for sequences in found):
+            raise ConfigError("reward model: training needs a yes and a no that are one token each")
+        return torch.tensor(found[0][0][0]), torch.tensor(found[1][0][0])
 
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
         """Ask about each caption: token ids with the picture's placeholders in place, no padding."""
@@ -117,22 +136,6 @@ class QuestionModel:
             mask[index, width - len(row) :] = True
         return torch.from_numpy(ids), torch.from_numpy(mask)
 
-    def patches(self, pictures: np.ndarray) -> Tensor:
-        """Cut uint8 (U, H, W, 3) into float32 (U * patches, values), as Qwen2VLImageProcessor does.
-
-        Patches are ordered by the merged token that they belong to; the values of a patch are channel, frame
-        (one picture repeated), row, column.
-        """
-        vision: Any = self.model.config.vision_config
-        merge, side = vision.spatial_merge_size, vision.patch_size
-        mean, std = torch.tensor([self.processor.image_mean, self.processor.image_std]) * 255
-        pixels = (torch.from_numpy(pictures).float() - mean) / std
-        rows, columns = self.grid[1] // merge, self.grid[2] // merge
-        cells = pixels.view(len(pictures), rows, merge, side, columns, merge, side, 3)
-        cells = cells.permute(0, 1, 4, 2, 5, 7, 3, 6).unsqueeze(6)
-        frames = vision.temporal_patch_size
-        return cells.expand(*cells.shape[:6], frames, side, side).reshape(-1, 3 * frames * side * side)
-
     def normalize_like(self, pictures: np.ndarray) -> None:
         """Take mean and deviation of each colour channel from these pictures, uint8 (U, H, W, 3)."""
         pixels = pictures.reshape(-1, 3).astype(np.float64) / 255
@@ -142,13 +145,24 @@ class QuestionModel:
     def look(self, pictures: np.ndarray) -> Tensor:
         """See each picture once: uint8 (U, H, W, 3) -> float32 (U, N, D), N picture tokens of width D."""
         num = len(pictures)
+        vision: Any = self.model.config.vision_config
         output = self.model.model.get_image_features(
-            self.patches(pictures), torch.tensor([self.grid] * num), **self._layout.repeated(num)
+            patches(pictures[:, None], vision, self.processor.image_mean, self.processor.image_std),
+            torch.tensor([self.grid] * num),
+            **self._layout.repeated(num, self.model.device),
         )
         return torch.stack(tuple(output.pooler_output))
 
     def logits(self, features: Tensor, ids: Tensor, mask: Tensor, *, keep: int = 1) -> Tensor:
         """Read the questions: float32 (B, keep, V), logits after each of the last `keep` tokens (0: all).
+
+        See `hidden` for the arguments.
+        """
+        logits: Tensor = self.model.lm_head(self.hidden(features, ids, mask)[:, -keep:])
+        return logits
+
+    def hidden(self, features: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        """Read the questions: float32 (B, S, D), hidden states after each token.
 
         Args:
             features: Float32 (B, N, D) from `look`, one picture for each row.
@@ -162,28 +176,15 @@ class QuestionModel:
             raise ShapeError("questions must be padded on the left; a row ends in padding")
         positions = self._positions[:, (mask.cumsum(1) - 1).clamp(min=0)]
         seen: Any = (features.flatten(0, 1),)
-        output = self.model(
+        output = self.model.model(
             input_ids=ids,
             attention_mask=None if bool(mask.all()) else mask,
             position_ids=positions,
             mm_encoder_outputs={"image": BaseModelOutputWithPooling(pooler_output=seen)},
-            logits_to_keep=keep,
             use_cache=False,
         )
-        logits: Tensor = output.logits
-        return logits
-
-    def _answer_ids(self, answer: str, spellings: Sequence[str]) -> Tensor:
-        """Ids int64 (n,) of the spellings that are one known token each, without doubles."""
-        found = [self.tokenizer(spelling, add_special_tokens=False)["input_ids"] for spelling in spellings]
-        unknown = self.tokenizer.unk_token_id
-        ids = sorted({row[0] for row in found if len(row) == 1 and row[0] != unknown})
-        if not ids:
-            raise ConfigError(
-                f"reward model: none of {', '.join(map(repr, spellings))} is one token of its vocabulary of "
-                f'{len(self.tokenizer)}; set the spellings of "{answer}" in reward.json'
-            )
-        return torch.tensor(ids)
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
     def _count(self, text: str) -> int:
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -198,36 +199,6 @@ class QuestionModel:
         return table
 
 
-class _VisionLayout:
-    """What the vision tower derives from one picture's grid, made once and repeated for a batch."""
-
-    def __init__(self, grid: tuple[int, ...], vision: Any) -> None:
-        one = torch.tensor([grid])
-        self.positions = get_vision_position_ids(one, vision.spatial_merge_size)
-        self.window_index, window_ends = get_vision_window_index(
-            one, vision.spatial_merge_size, vision.window_size, vision.patch_size
-        )
-        windows = window_ends.diff()
-        self.window = int(windows[0])
-        self.is_even = bool((windows == self.window).all())
-        self.num_patches = len(self.positions)
-
-    def repeated(self, num: int) -> dict[str, Tensor | int]:
-        """Arguments of `get_image_features` for `num` pictures; none where windows are uneven."""
-        if not self.is_even:
-            return {}
-        size, total = self.num_patches, self.num_patches * num
-        offsets = torch.arange(num)[:, None] * len(self.window_index)
-        return {
-            "image_position_ids": self.positions.repeat(num, 1),
-            "image_cu_seqlens": torch.arange(0, total + 1, size, dtype=torch.int32),
-            "image_max_seqlen": size,
-            "image_window_index": (self.window_index + offsets).flatten(),
-            "image_cu_window_seqlens": torch.arange(0, total + 1, self.window, dtype=torch.int32),
-            "image_max_window_seqlen": self.window,
-        }
-
-
 def _picture_processor(question: Question, vision: Any) -> Qwen2VLImageProcessorPil:
     """The processor that goes with the model on disk; `patches` gives what it would give."""
     num_pixels = question.image_size[0] * question.image_size[1]
@@ -239,29 +210,3 @@ def _picture_processor(question: Question, vision: Any) -> Qwen2VLImageProcessor
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-
-
-def _packed_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    max_length_q: int,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Attention inside equal segments of `max_length_q` patches, all at once.
-
-    (1, heads, U * n, d) -> (1, U * n, heads, d). transformers' own loop calls the kernel once a segment; it
-    hands whole segments only to implementations whose name says "flash".
-    """
-    query, key, value = (
-        states[0].unflatten(1, (-1, max_length_q)).transpose(0, 1) for states in (query, key, value)
-    )
-    mixed = scaled_dot_product_attention(query, key, value, scale=scaling)
-    return mixed.transpose(1, 2).flatten(0, 1).unsqueeze(0), None
-
-
-AttentionInterface.register(PACKED_ATTENTION, _packed_attention)

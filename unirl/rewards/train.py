@@ -147,7 +147,7 @@ def question_loss(model: QuestionModel, batch: LabelledPictures, caption_weight:
     features = model.look(batch.pictures)[torch.from_numpy(batch.index)]
     labels = torch.from_numpy(batch.labels)
     logits = model.logits(features, ids, mask, keep=0)
-    answers = torch.where(labels, model.yes_ids[0], model.no_ids[0])
+    answers = torch.where(labels, *model.answers)
     per_answer = cross_entropy(logits[:, -1], answers, reduction="none")
     loss = torch.stack([per_answer[part].mean() for part in (labels, ~labels) if bool(part.any())]).mean()
     words = mask & (mask.cumsum(1) > model.num_before) & labels[:, None]
@@ -194,7 +194,9 @@ def _report(
     num_held_out = 0
     if held_out is not None:
         num_held_out = len(held_out.labels)
-        scores = VlmYesNo(model, max_failed_fraction=0.0).score(_as_samples(held_out))
+        scores = VlmYesNo(model.backend(), model.question, max_failed_fraction=0.0).score(
+            _as_samples(held_out)
+        )
         labels, probabilities = held_out.labels, scores.total
         right = (probabilities > 0.5) == labels
         accuracy, mass = float(right.mean()), float(scores.components["vlm_mass"].mean())

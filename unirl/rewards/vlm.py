@@ -1,21 +1,22 @@
-"""The vision-language reward: how sure a Qwen2.5-VL is that a picture shows its caption."""
+"""The vision-language reward: how sure a model is that a picture or a clip shows its caption."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from unirl.errors import RewardError
-from unirl.rewards.pictures import fit_picture, picture_problem
-from unirl.rewards.question_model import QuestionModel
+from unirl.rewards.backends.base import VlmBackend, VlmRequest
+from unirl.rewards.failures import Problem, account
+from unirl.rewards.identity import identity_of
+from unirl.rewards.question import Question
 from unirl.types import Sample, Scores
 
-__all__ = ["VlmYesNo"]
+__all__ = ["VlmYesNo", "backend_problem"]
 
 logger = logging.getLogger("unirl.rewards")
 
@@ -23,107 +24,133 @@ logger = logging.getLogger("unirl.rewards")
 class VlmYesNo:
     """Ask "does this picture show {caption} ?" and score by the probability of yes.
 
-    p(token) is the softmax over the whole vocabulary after the question. With p_yes and p_no summed over all
-    spellings of yes and of no that the vocabulary holds:
+    With p_yes and p_no the probabilities, over the whole vocabulary, that the answer begins with any of the
+    spellings of yes and of no, each of one token or of several:
 
         vlm      = p_yes / (p_yes + p_no)    (p_yes alone with normalization "vocabulary")
         vlm_mass = p_yes + p_no              near 1 when the model answers the question at all
 
-    `total` is `vlm`; `vlm_mass` is kept for exploring and never trained on.
+    `total` is `vlm`; `vlm_mass` is kept for exploring and never trained on. A call whose mean mass is under
+    `min_mass` is warned of: the model answers something else, so the question does not suit it.
+
+    Where a server names only its likeliest tokens and one of the answers is not among them, its probability
+    is an upper bound, and the score is what follows from that. Where both are missing, there is no score.
 
     Args:
-        model: A question model, in eval mode.
-        batch_size: Questions in a forward.
+        backend: Runs the model.
+        question: What is asked.
+        name: Of the component.
+        min_mass: Mean of `vlm_mass` in a call under which a warning is given.
         max_failed_fraction: Share of the samples of one call that may go without a score.
     """
 
     def __init__(
-        self, model: QuestionModel, *, batch_size: int = 128, max_failed_fraction: float = 0.1
+        self,
+        backend: VlmBackend,
+        question: Question,
+        *,
+        name: str = "vlm",
+        min_mass: float = 0.5,
+        max_failed_fraction: float = 0.1,
     ) -> None:
-        self.model = model
-        self.batch_size = batch_size
+        self.backend = backend
+        self.question = question
+        self.name = name
+        self.min_mass = min_mass
         self.max_failed_fraction = max_failed_fraction
         self.failures: Counter[str] = Counter()
         """Samples without a score since the start, by reason."""
+        self.num_bounded = 0
+        """Scores since the start that rest on an upper bound of one of the two answers."""
+        self.num_low_mass = 0
+        """Calls since the start with a mean mass under `min_mass`."""
 
     @classmethod
     def load(
         cls, directory: str | Path, *, batch_size: int = 128, max_failed_fraction: float = 0.1
     ) -> VlmYesNo:
-        """Read a model that `unirl reward train` wrote.
+        """Read a model that `unirl reward train` wrote, to run in this process.
 
         Raises:
-            ConfigError: If the directory holds no such model, or its vocabulary no spelling of yes or of no.
+            ConfigError: If the directory holds no such model, its vocabulary no spelling of yes or of no, or
+                the question is longer than its own limit.
         """
+        from unirl.rewards.question_model import QuestionModel
+
+        model = QuestionModel.load(directory)
         return cls(
-            QuestionModel.load(directory), batch_size=batch_size, max_failed_fraction=max_failed_fraction
+            model.backend(batch_size=batch_size), model.question, max_failed_fraction=max_failed_fraction
         )
+
+    @property
+    def identity(self) -> str:
+        """Another string for other weights or another question."""
+        return f"{self.backend.identity}/{identity_of(self.name, asdict(self.question))}"
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """Score B samples, in their order, the same alone and in company to 1e-5.
 
-        A sample has NaN in every component if its picture has no pixels or sides that differ more than 200
-        times, if the question is longer than the model takes, if the caption holds a placeholder, or if
-        the model gives no finite number. Words outside the vocabulary are read as `<unk>`; an empty caption
-        is a caption.
+        A sample has NaN in every component if it has no picture or clip that can be shown, if the question is
+        longer than the model takes, if the caption holds a placeholder, or if the model gives no finite
+        number. An empty caption is a caption.
 
         Raises:
             RewardError: If more than `max_failed_fraction` of the samples could not be scored.
         """
-        questions = self.model.tokenize([sample.caption for sample in samples])
-        problems: dict[int, tuple[str, str]] = {}
-        for index, (sample, ids) in enumerate(zip(samples, questions)):
-            if (problem := self._problem(sample, ids)) is not None:
-                problems[index] = problem
-        scored = sorted(set(range(len(samples))) - problems.keys(), key=lambda index: len(questions[index]))
+        problems: dict[int, Problem] = {}
+        requests: dict[int, VlmRequest] = {}
+        for row, sample in enumerate(samples):
+            asked = self.question.request(sample)
+            if isinstance(asked, Problem):
+                problems[row] = asked
+            else:
+                requests[row] = asked
         values = np.full((2, len(samples)), np.nan)
-        for start in range(0, len(scored), self.batch_size):
-            batch = scored[start : start + self.batch_size]
-            values[:, batch] = self._answers([samples[i].image for i in batch], [questions[i] for i in batch])
-        for index in scored:
-            if not np.isfinite(values[:, index]).all():
-                problems[index] = ("not finite", "the model gave no finite probability")
-                values[:, index] = np.nan
-        self._account(samples, problems)
-        return Scores(total=values[0].copy(), components={"vlm": values[0], "vlm_mass": values[1]})
+        if requests:
+            self._ask(requests, values, problems)
+        account(
+            self.failures,
+            samples,
+            problems,
+            reward=self.name,
+            max_failed_fraction=self.max_failed_fraction,
+        )
+        self._watch(values[1])
+        components = {self.name: values[0], f"{self.name}_mass": values[1]}
+        return Scores(total=values[0].copy(), components=components)
 
-    def _problem(self, sample: Sample, ids: Sequence[int]) -> tuple[str, str] | None:
-        """Why a sample cannot be scored, as a reason to count and a sentence to read; None if it can."""
-        if (found := picture_problem(sample.image)) is not None:
-            return "picture", found
-        limit = self.model.question.max_tokens
-        if len(ids) > limit:
-            wanted = "shorten the caption or raise max_tokens in reward.json"
-            return "too long", f"the question needs {len(ids)} tokens, the model takes {limit}; {wanted}"
-        if ids.count(self.model.picture_id) != self.model.num_picture_tokens:
-            return "placeholder", "the caption holds a picture placeholder"
-        return None
+    def _ask(self, requests: dict[int, VlmRequest], values: np.ndarray, problems: dict[int, Problem]) -> None:
+        """Fill in the score and the mass of each request, float64 (2, B), or why there is none."""
+        rows = np.array(list(requests))
+        answered = self.backend.answer_logprobs(
+            list(requests.values()), [self.question.yes, self.question.no]
+        )
+        problems.update({int(rows[i]): backend_problem(text) for i, text in answered.problems.items()})
+        is_lost = np.asarray(answered.is_bound.all(axis=1))
+        lost = Problem(reason="no answer", text="neither yes nor no is among the tokens named")
+        problems.update({int(row): lost for row in rows[is_lost] if int(row) not in problems})
+        self.num_bounded += int((answered.is_bound.any(axis=1) & ~is_lost).sum())
+        log_yes, log_no = np.where(is_lost[:, None], np.nan, answered.logprobs).T
+        if self.question.normalization == "pair":
+            with np.errstate(invalid="ignore"):
+                values[0, rows] = np.exp(-np.logaddexp(0.0, log_no - log_yes))
+        else:
+            values[0, rows] = np.exp(log_yes)
+        values[1, rows] = np.exp(log_yes) + np.exp(log_no)
 
-    @torch.inference_mode()
-    def _answers(self, pictures: Sequence[np.ndarray], questions: Sequence[Sequence[int]]) -> np.ndarray:
-        """Float64 (2, B): the score and the mass. Equal pictures are seen once."""
-        fitted = [fit_picture(picture, self.model.question.image_size) for picture in pictures]
-        place: dict[bytes, int] = {}
-        index = [place.setdefault(picture.tobytes(), len(place)) for picture in fitted]
-        first = [index.index(number) for number in range(len(place))]
-        features = self.model.look(np.stack([fitted[i] for i in first]))[torch.tensor(index)]
-        ids, mask = self.model.pad(questions)
-        logits = self.model.logits(features, ids, mask)[:, 0].double()
-        log_total = logits.logsumexp(-1)
-        log_yes = logits[:, self.model.yes_ids].logsumexp(-1)
-        log_no = logits[:, self.model.no_ids].logsumexp(-1)
-        mass = (log_yes - log_total).exp() + (log_no - log_total).exp()
-        is_pair = self.model.question.normalization == "pair"
-        score = torch.sigmoid(log_yes - log_no) if is_pair else (log_yes - log_total).exp()
-        return torch.stack([score, mass]).numpy()
+    def _watch(self, masses: np.ndarray) -> None:
+        known = masses[~np.isnan(masses)]
+        if len(known) and known.mean() < self.min_mass:
+            self.num_low_mass += 1
+            logger.warning(
+                "%s: yes and no together have %.1f%% of the probability, in one sample %.1f%%; the model "
+                "answers something else, so its score means little: ask another question",
+                self.name,
+                100 * known.mean(),
+                100 * known.min(),
+            )
 
-    def _account(self, samples: Sequence[Sample], problems: Mapping[int, tuple[str, str]]) -> None:
-        """Count failures, name them in the log, and stop when there are too many."""
-        if not problems:
-            return
-        self.failures.update(reason for reason, _ in problems.values())
-        named = [f"sample {row} ({samples[row].key}): {text}" for row, (_, text) in sorted(problems.items())]
-        message = f"{len(problems)} of {len(samples)} samples could not be scored: " + "; ".join(named[:5])
-        if len(problems) > self.max_failed_fraction * len(samples):
-            raise RewardError(f"{message}; the budget is {self.max_failed_fraction:.0%} of a call")
-        logger.warning(message)
+
+def backend_problem(text: str) -> Problem:
+    """What a backend said of a request, "reason: the rest"."""
+    return Problem(reason=text.split(":")[0], text=text)

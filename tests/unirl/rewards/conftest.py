@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import CLIPConfig, CLIPModel
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from unirl.rewards.question import Question
 from unirl.rewards.question_model import QuestionModel
@@ -48,4 +51,39 @@ def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_model(TINY, tokenizer, question=question, seed=0).eval()
     QuestionModel(model, tokenizer, question).save(directory)
     question.save(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("clip")
+    tokenizer = build_tokenizer(Question(), CAPTIONS)
+    tokenizer.padding_side = "right"
+    config = CLIPConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 12,
+            "eos_token_id": tokenizer.eos_token_id,
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 8,
+        },
+        projection_dim=8,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        CLIPModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(
+        directory
+    )
     return directory

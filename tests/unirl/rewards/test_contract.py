@@ -1,75 +1,32 @@
-"""What every reward must keep, tried on each of them."""
+"""The contract of rewards, tried on every kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from unirl.rewards import ExactMatch, VlmYesNo, WeightedSum
+from tests.contracts.reward_contract import PictureRewardContract, RewardContract
+from tests.unirl.rewards.user_functions import mean_red
+from unirl.rewards import (
+    EmbeddingSimilarity,
+    Ensemble,
+    ExactMatch,
+    Format,
+    Length,
+    Member,
+    Pattern,
+    PictureStatistic,
+    PictureText,
+    UserReward,
+    VlmYesNo,
+)
 from unirl.types import Reward, Sample, Scores
 
 MakeSamples = Callable[..., list[Sample]]
-
-
-class RewardContract:
-    """Inherit, and give a `reward` fixture."""
-
-    @pytest.fixture
-    def reward(self) -> Reward:
-        raise NotImplementedError
-
-    def test_one_float64_per_sample_and_component(self, reward: Reward, samples: MakeSamples) -> None:
-        scores = reward.score(samples(7))
-        assert scores.components
-        for values in (scores.total, *scores.components.values()):
-            assert values.shape == (7,)
-            assert values.dtype == np.float64
-
-    def test_order_is_kept(self, reward: Reward, samples: MakeSamples) -> None:
-        given = samples(13)
-        order = np.random.default_rng(1).permutation(13)
-        straight = reward.score(given)
-        mixed = reward.score([given[row] for row in order])
-        np.testing.assert_allclose(mixed.total, straight.total[order], atol=1e-5)
-        for name, values in straight.components.items():
-            np.testing.assert_allclose(mixed.components[name], values[order], atol=1e-5)
-
-    def test_alone_as_in_company(self, reward: Reward, samples: MakeSamples) -> None:
-        given = samples(11)
-        together = reward.score(given).total
-        alone = np.concatenate([reward.score([sample]).total for sample in given])
-        np.testing.assert_allclose(alone, together, atol=1e-5)
-
-    def test_scoring_twice_gives_the_same_bits(self, reward: Reward, samples: MakeSamples) -> None:
-        given = samples(9)
-        np.testing.assert_array_equal(reward.score(given).total, reward.score(given).total)
-
-    def test_no_samples_give_no_scores(self, reward: Reward) -> None:
-        scores = reward.score([])
-        assert scores.total.shape == (0,)
-
-    def test_samples_stay_as_they_are(self, reward: Reward, samples: MakeSamples) -> None:
-        given = samples(4)
-        before = [sample.image.copy() for sample in given]
-        reward.score(given)
-        for sample, image in zip(given, before, strict=True):
-            np.testing.assert_array_equal(sample.image, image)
-
-
-class PictureRewardContract(RewardContract):
-    """For rewards that look at the picture."""
-
-    def test_what_cannot_be_scored_is_nan_and_never_zero(self, reward: Reward, samples: MakeSamples) -> None:
-        given = samples(20)
-        given[5] = replace(given[5], image=np.zeros((0, 32, 3), np.uint8))
-        scores = reward.score(given)
-        assert np.flatnonzero(np.isnan(scores.total)).tolist() == [5]
-        clean = reward.score([sample for row, sample in enumerate(given) if row != 5])
-        np.testing.assert_allclose(np.delete(scores.total, 5), clean.total, atol=1e-5)
 
 
 class TestVlmYesNo(PictureRewardContract):
@@ -84,13 +41,66 @@ class TestExactMatch(RewardContract):
         return ExactMatch()
 
 
-class TestWeightedSum(PictureRewardContract):
+class TestPattern(RewardContract):
     @pytest.fixture
-    def reward(self, tiny_vlm: Path) -> Reward:
-        return WeightedSum({"vlm": (VlmYesNo.load(tiny_vlm), 1.0), "watched": (ExactMatch(), 0.0)})
+    def reward(self) -> Reward:
+        return Pattern(r"\b(red|green)\b")
 
-    def score(self, samples: Sequence[Sample]) -> Scores:
-        return Scores(total=np.array(self.values), components={"part": np.array(self.values)})
+
+class TestLength(RewardContract):
+    @pytest.fixture
+    def reward(self) -> Reward:
+        return Length(2, 3, slack=4)
+
+
+class TestFormat(RewardContract):
+    @pytest.fixture
+    def reward(self) -> Reward:
+        return Format("a {what}")
+
+
+class TestPictureStatistic(PictureRewardContract):
+    @pytest.fixture(params=["brightness", "entropy", "jpeg_bits"])
+    def reward(self, request: pytest.FixtureRequest) -> Reward:
+        return PictureStatistic(request.param)
+
+
+class TestPictureText(PictureRewardContract):
+    @pytest.fixture
+    def reward(self) -> Reward:
+        return PictureText(lambda picture: f"number {int(picture[0, 0, 0])}")
+
+    @pytest.fixture
+    def samples(self, samples: MakeSamples) -> MakeSamples:
+        return lambda num: [replace(sample, caption='a sign "number 100"') for sample in samples(num)]
+
+
+class TestEmbeddingSimilarity(PictureRewardContract):
+    @pytest.fixture
+    def reward(self, tiny_clip: Path) -> Reward:
+        return EmbeddingSimilarity.load(tiny_clip, batch_size=4)
+
+
+class TestUserReward(PictureRewardContract):
+    @pytest.fixture(scope="class")
+    def reward(self) -> Iterator[Reward]:
+        reward = UserReward(mean_red, num_workers=2, limit_s=20.0)
+        yield reward
+        reward.close()
+
+
+class TestEnsemble(PictureRewardContract):
+    @pytest.fixture(params=["sum", "worst"])
+    def reward(self, request: pytest.FixtureRequest, tiny_vlm: Path) -> Reward:
+        return Ensemble(
+            {
+                "vlm": (VlmYesNo.load(tiny_vlm), 1.0),
+                "light": Member(reward=PictureStatistic("brightness"), weight=0.5, clip=(0.0, 1.0)),
+                "watched": (ExactMatch(), 0.0),
+            },
+            combine=request.param,
+            disagreement_penalty=0.5,
+        )
 
 
 def test_the_contract_sees_a_reward_that_turns_nan_into_zero(samples: MakeSamples) -> None:

@@ -10,8 +10,9 @@ from PIL import Image
 import unirl.rewards.from_store as from_store
 from storage import FeatureStore
 from unirl.errors import ConfigError
-from unirl.rewards import VlmConfig, VlmYesNo
+from unirl.rewards import VlmConfig
 from unirl.rewards.from_store import pictures_of, train_from_store
+from unirl.rewards.question_model import QuestionModel
 
 TINY = VlmConfig(width=32, num_layers=1, num_heads=2, num_kv_heads=1, mlp_width=32, vision_width=32)
 CAPTIONS = ["a dark picture", "a grey picture", "a light picture"]
@@ -60,7 +61,7 @@ def test_the_model_knows_words_of_rows_that_it_was_not_trained_on(
     assert report.num_held_out == 800
     assert asked.keys() == {4, 36}
     assert asked[36] == (set(CAPTIONS[:2]), {CAPTIONS[2], "words alone"})
-    vocabulary = VlmYesNo.load(tmp_path / "reward").model.tokenizer.get_vocab()
+    vocabulary = QuestionModel.load(tmp_path / "reward").tokenizer.get_vocab()
     assert {"light", "words", "alone"} <= vocabulary.keys()
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from unirl.errors import ConfigError, ShapeError
+from unirl.rewards.backends.vision import patches
 from unirl.rewards.question import Question
 from unirl.rewards.question_model import QuestionModel
 from unirl.rewards.toy_vlm import VlmConfig, build_model, build_tokenizer
@@ -33,7 +34,17 @@ def test_patches_are_those_of_the_processor(
     processor = AutoImageProcessor.from_pretrained(tiny_vlm)
     theirs = processor(list(pictures), return_tensors="pt")
     assert theirs["image_grid_thw"].tolist() == [[1, 8, 8]] * 4
-    torch.testing.assert_close(model.patches(pictures), theirs["pixel_values"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        patches(
+            pictures[:, None],
+            model.model.config.vision_config,
+            model.processor.image_mean,
+            model.processor.image_std,
+        ),
+        theirs["pixel_values"],
+        atol=1e-6,
+        rtol=0,
+    )
 
 
 def test_logits_are_those_of_transformers(model: QuestionModel, tiny_vlm: Path, pictures: np.ndarray) -> None:
@@ -80,15 +91,14 @@ def test_where_the_caption_stands(model: QuestionModel) -> None:
     assert model.tokenizer.convert_ids_to_tokens(words) == ["red", "circle"]
 
 
-def test_windows_of_uneven_size_go_the_long_way(pictures: np.ndarray) -> None:
-    """A picture of 5 x 4 merged tokens in windows of 2 x 2: transformers' own loop serves."""
+def test_windows_of_uneven_size_go_one_by_one() -> None:
+    """A picture of 5 x 4 merged tokens in windows of 2 x 2."""
     question = Question(image_size=(40, 32))
     tokenizer = build_tokenizer(question, CAPTIONS)
     network = build_model(VlmConfig(), tokenizer, question=question, seed=0).eval()
     network.config.vision_config.window_size = network.model.visual.window_size = 16
     network.config.vision_config.fullatt_block_indexes = network.model.visual.fullatt_block_indexes = [1]
     model = QuestionModel(network, tokenizer, question)
-    assert network.config.vision_config._attn_implementation != "unirl_packed_flash"
     tall = np.random.default_rng(0).integers(0, 256, (2, 40, 32, 3), dtype=np.uint8)
     with torch.inference_mode():
         together, alone = model.look(tall), model.look(tall[1:])

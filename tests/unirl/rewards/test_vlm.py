@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
+from tests.unirl.rewards.fake_backend import FakeBackend
 from unirl.errors import RewardError
-from unirl.rewards import VlmYesNo
+from unirl.rewards import Question, VlmYesNo
+from unirl.rewards.backends import CLIP_MARK, IMAGE_MARK
+from unirl.rewards.question_model import QuestionModel
 from unirl.types import Sample
 
 MakeSamples = Callable[..., list[Sample]]
@@ -21,41 +23,35 @@ def reward(tiny_vlm: Path) -> VlmYesNo:
     return VlmYesNo.load(tiny_vlm)
 
 
-def answer_with(reward: VlmYesNo, logits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the network answer every question with the same logits, float32 (V,)."""
-    monkeypatch.setattr(
-        reward.model, "logits", lambda features, ids, mask: logits.expand(len(ids), 1, -1).clone()
-    )
+def test_worked_by_hand(samples: MakeSamples) -> None:
+    """Yes at 0.3, no at 0.1: 0.3 / 0.4 and a mass of 0.4."""
+    backend = FakeBackend(0.3, 0.1)
+    scores = VlmYesNo(backend, Question(yes=("yes", "oh yes"))).score(samples(2))
+    np.testing.assert_allclose(scores.total, 0.75)
+    np.testing.assert_allclose(scores.components["vlm_mass"], 0.4)
+    assert backend.answers == [("yes", "oh yes"), Question().no]
+    plain = VlmYesNo(backend, Question(normalization="vocabulary"), name="vqa").score(samples(2))
+    np.testing.assert_allclose(plain.total, 0.3)
+    assert list(plain.components) == ["vqa", "vqa_mass"]
 
 
-def test_worked_by_hand(reward: VlmYesNo, samples: MakeSamples, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two spellings of yes at 0.2 and 0.1, no at 0.1: 0.3 / 0.4 and a mass of 0.4."""
-    vocabulary = len(reward.model.tokenizer)
-    probabilities = torch.full((vocabulary,), 0.6 / (vocabulary - 3))
-    yes, no = int(reward.model.yes_ids[0]), int(reward.model.no_ids[0])
-    other = next(index for index in range(vocabulary) if index not in (yes, no))
-    probabilities[yes], probabilities[other], probabilities[no] = 0.2, 0.1, 0.1
-    monkeypatch.setattr(reward.model, "yes_ids", torch.tensor([yes, other]))
-    answer_with(reward, probabilities.log() + 3.0, monkeypatch)
-    scores = reward.score(samples(2))
-    np.testing.assert_allclose(scores.total, 0.75, atol=1e-6)
-    np.testing.assert_allclose(scores.components["vlm_mass"], 0.4, atol=1e-6)
-    question = replace(reward.model.question, normalization="vocabulary")
-    monkeypatch.setattr(reward.model, "question", question)
-    np.testing.assert_allclose(reward.score(samples(2)).total, 0.3, atol=1e-6)
-
-
-def test_equal_pictures_are_seen_once(
-    reward: VlmYesNo, samples: MakeSamples, monkeypatch: pytest.MonkeyPatch
+def test_little_mass_on_the_answers_is_warned_of(
+    samples: MakeSamples, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = samples(6)
-    shared = [replace(sample, image=given[row // 3].image) for row, sample in enumerate(given)]
-    expected = [reward.score([sample]).total[0] for sample in shared]
-    seen = []
-    look = reward.model.look
-    monkeypatch.setattr(reward.model, "look", lambda pictures: seen.append(len(pictures)) or look(pictures))
-    np.testing.assert_allclose(reward.score(shared).total, expected, atol=1e-5)
-    assert seen == [2]
+    reward = VlmYesNo(FakeBackend(0.03, 0.01), Question())
+    np.testing.assert_allclose(reward.score(samples(2)).total, 0.75)
+    assert "yes and no together have 4.0% of the probability" in caplog.text
+    assert reward.num_low_mass == 1
+    reward.score([])
+    assert reward.num_low_mass == 1
+
+
+def test_an_identity_follows_weights_and_question(tiny_vlm: Path) -> None:
+    first, again = (VlmYesNo.load(tiny_vlm).identity for _ in range(2))
+    assert first == again
+    reward = VlmYesNo(FakeBackend(0.5, 0.5), Question())
+    assert first != reward.identity
+    assert reward.identity != VlmYesNo(FakeBackend(0.5, 0.5), Question(normalization="vocabulary")).identity
 
 
 def test_batches_of_any_size_agree(tiny_vlm: Path, samples: MakeSamples) -> None:
@@ -90,12 +86,39 @@ def test_over_budget_stops_with_every_reason(reward: VlmYesNo, samples: MakeSamp
         reward.score(given)
 
 
-def test_a_model_that_gives_nan_is_no_score(
-    reward: VlmYesNo, samples: MakeSamples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer_with(reward, torch.full((len(reward.model.tokenizer),), float("nan")), monkeypatch)
-    with pytest.raises(RewardError, match="no finite probability"):
+def test_a_request_that_the_backend_lost_is_no_score(samples: MakeSamples) -> None:
+    backend = FakeBackend(0.4, 0.1, problems={1: "timeout: 3 tries"})
+    reward = VlmYesNo(backend, Question(), max_failed_fraction=0.7)
+    given = samples(3)
+    given[0] = replace(given[0], image=np.zeros((32, 0, 3), np.uint8))
+    np.testing.assert_allclose(reward.score(given).total, [np.nan, 0.8, np.nan])
+    assert reward.failures == {"picture": 1, "timeout": 1}
+
+
+def test_a_model_that_gives_nan_is_no_score(reward: VlmYesNo, samples: MakeSamples) -> None:
+    network = reward.backend.model  # type: ignore[attr-defined]
+    with torch.no_grad():
+        network.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(RewardError, match="no finite number"):
         reward.score(samples(3))
     reward.max_failed_fraction = 1.0
     assert np.isnan(reward.score(samples(3)).total).all()
-    assert reward.failures["not finite"] == 6
+
+
+def test_several_pictures_and_clips_are_scored_alone_as_in_company(
+    tiny_vlm: Path, samples: MakeSamples
+) -> None:
+    question = replace(Question.load(tiny_vlm), max_tokens=200)
+    given = [
+        replace(s, more_images=[o.image], clip=np.stack([s.image, o.image, s.image]))
+        for s, o in zip(samples(5), samples(5, seed=1))
+    ]
+    for template in ("{image} do these show {caption} ?", "{clip} does this picture show {caption} ?"):
+        marks = template.replace("{image}", IMAGE_MARK).replace("{clip}", CLIP_MARK)
+        backend = QuestionModel.load(tiny_vlm).backend()
+        backend.max_tokens = 200
+        asked = VlmYesNo(backend, replace(question, template=marks))
+        together = asked.score(given).total
+        alone = np.concatenate([asked.score([sample]).total for sample in given])
+        np.testing.assert_allclose(alone, together, atol=1e-5)
+        assert np.isfinite(together).all()
