@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from unirl.algorithms import (
     gae,
     group_advantages,
     informative_groups,
+    kl_k3,
     kl_penalty_rewards,
     last_valid_index,
     policy_loss,
@@ -19,7 +26,16 @@ from unirl.algorithms import (
     sample_tokens,
     token_logprobs,
 )
-from unirl.errors import ConfigError
+from unirl.errors import ConfigError, RolloutError
+from unirl.policies.reference import reference_of
+from unirl.policies.token_lm import PolicyConfig, TokenLM
+from unirl.rollout.engine import RolloutRequest
+from unirl.rollout.native import NativeEngine
+from unirl.trainer.replay import replay_tokens
+from unirl.trainer.stages import RunSettings, Stage, check_stages
+from unirl.types import Direction, Prompt, Rollout
+
+TOY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))
 
 TABLE = torch.tensor([[math.log(4.0), math.log(2.0), 0.0, 0.0]])
 """A policy of one position and four ids with weights 4, 2, 1, 1."""
@@ -61,6 +77,126 @@ def test_ppo_02_temperature_zero_is_refused_with_a_reason() -> None:
         sample_tokens(TABLE, uniforms=torch.tensor([0.5]), temperature=0.0)
     with pytest.raises(ConfigError, match=r"temperature is 0\.0"):
         token_logprobs(TABLE.unsqueeze(0), torch.tensor([[0]]), temperature=0.0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 50), ("min_p", 0.05)])
+def test_ppo_02_settings_that_cut_ids_off_are_refused_with_a_reason(name: str, value: float) -> None:
+    stage = Stage(name="s", direction="text", prompts="true", steps=1, prompts_per_step=8)
+    with pytest.raises(
+        ConfigError, match=rf"stage s: {name} is {value:g}; only .* the set of ids that may be"
+    ):
+        check_stages([replace(stage, **{name: value})], RunSettings(), world_size=1)
+
+
+def roll_out(policy: TokenLM, stage: Stage, prompts: list[Prompt]) -> Rollout:
+    return NativeEngine(policy).rollout(
+        RolloutRequest(
+            prompts=prompts,
+            group_size=4,
+            max_new_tokens=4,
+            seeds=[(0, p) for p in range(len(prompts))],
+            sampling=stage.sampling,
+        )
+    )
+
+
+@pytest.mark.parametrize("direction", ["text", "image"])
+def test_ppo_01_equal_weights_have_ratio_one_and_no_divergence(direction: Direction) -> None:
+    """Prompts of unequal length, ends in the middle, and the end token as padding."""
+    policy = TOY.make_policy(seed=1)
+    policy.vocabulary.pad = policy.vocabulary.eos
+    stage = Stage(name="s", direction=direction, prompts="true", steps=1, temperature=1.3)
+    rollout = roll_out(policy, stage, TOY.make_prompts(direction, 6))
+    mask, reference = rollout.response_mask, reference_of(policy)
+    assert (
+        rollout.prompt_length > int(rollout.attention_mask[0, : rollout.prompt_length].sum())
+        or direction == "text"
+    )
+    if direction == "text":
+        assert len(set(rollout.lengths.tolist())) > 1
+    with torch.no_grad():
+        new, ref = (replay_tokens(m, policy, rollout, stage.sampling).logprobs for m in (policy, reference))
+    assert float((new - rollout.old_logprobs)[mask].abs().max()) < 1e-5
+    assert float((rollout.old_logprobs - ref)[mask].abs().max()) < 1e-5
+    assert (kl_k3(rollout.old_logprobs[mask], ref[mask]) >= 0).all()
+
+
+def cut_off(policy: TokenLM, rollout: Rollout) -> Tensor:
+    """Log-probs of an engine that draws among the three likeliest ids alone."""
+    ids, mask = rollout.input_ids, rollout.attention_mask
+    with torch.no_grad():
+        logits = policy.lm(
+            input_ids=ids,
+            attention_mask=mask.long(),
+            position_ids=(mask.long().cumsum(1) - 1).clamp(min=0),
+        ).logits[:, rollout.prompt_length - 1 : -1]
+    allowed = logits.masked_fill(~policy.allowed(rollout.direction), -math.inf)
+    kept = allowed >= allowed.topk(3).values[..., -1:]
+    own = torch.nn.functional.one_hot(rollout.response_ids, logits.shape[-1]).bool()
+    scores = allowed.masked_fill(~(kept | own), -math.inf).log_softmax(-1)
+    return scores.gather(-1, rollout.response_ids[..., None])[..., 0]
+
+
+def right_padded(policy: TokenLM, rollout: Rollout) -> Tensor:
+    """Log-probs of an engine that pads prompts on the right and reads on behind the padding."""
+    length = rollout.prompt_length
+    padding = torch.full((len(rollout.input_ids), 1), policy.vocabulary.pad)
+    ids = torch.cat([rollout.input_ids[:, :length], padding, rollout.response_ids], dim=1)
+    with torch.no_grad():
+        logits = policy.lm(input_ids=ids).logits[:, length:-1]
+    return token_logprobs(logits, rollout.response_ids, allowed=policy.allowed(rollout.direction))[0]
+
+
+@pytest.mark.parametrize("engine_logprobs", [cut_off, right_padded])
+def test_ppo_01_an_engine_with_other_settings_stops_the_first_step(
+    engine_logprobs: Callable[[TokenLM, Rollout], Tensor], tmp_path: Path
+) -> None:
+    class Deviating(NativeEngine):
+        def rollout(self, request: RolloutRequest) -> Rollout:
+            rollout = super().rollout(request)
+            return replace(
+                rollout, old_logprobs=engine_logprobs(self.policy, rollout) * rollout.response_mask
+            )
+
+    store = TOY.make_store(tmp_path / "store")
+    policy = TOY.make_policy(seed=1)
+    trainer = TOY.make_trainer(
+        tmp_path / "run", store, policy=policy, stages=TOY.STAGES[1:], engine=Deviating(policy)
+    )
+    with pytest.raises(RolloutError, match=r"stage image, first step: rollout and trainer differ by .*ratio"):
+        trainer.train()
+
+
+def test_ppo_05_dropout_of_the_configuration_is_off_everywhere(tmp_path: Path) -> None:
+    """Attention dropout 0.1, and training mode asked for: two runs agree, and the first step has ratio 1."""
+    config = replace_in_llama(attention_dropout=0.1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        policy = TokenLM(LlamaForCausalLM(config), TOY.make_vocabulary())
+    assert all(layer.self_attn.attention_dropout == 0.0 for layer in policy.lm.model.layers)
+    policy.train()
+    policy.lm.train()
+    stage = Stage(name="s", direction="image", prompts="true", steps=1)
+    rollout = roll_out(policy, stage, TOY.make_prompts("image", 4))
+    reference = reference_of(policy)
+    runs = [replay_tokens(m, policy, rollout, stage.sampling) for m in (policy, policy, reference)]
+    assert runs[0].logprobs.equal(runs[1].logprobs) and runs[0].values.equal(runs[1].values)
+    torch.testing.assert_close(runs[2].logprobs, runs[0].logprobs, atol=1e-6, rtol=0)
+    torch.testing.assert_close(runs[0].logprobs, rollout.old_logprobs, atol=1e-5, rtol=0)
+    trainer = TOY.make_trainer(
+        tmp_path / "run", TOY.make_store(tmp_path / "store"), policy=policy, stages=TOY.STAGES[1:]
+    )
+    trainer.train()
+    first = next(line for line in TOY.metrics_of(tmp_path / "run") if line["kind"] == "train")
+    assert first["rollout/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+
+
+def replace_in_llama(**fields: float) -> LlamaConfig:
+    sizes = {"width": 32, "num_layers": 2, "num_heads": 2, "mlp_width": 64, "max_length": 64}
+    config = PolicyConfig(**sizes).llama(TOY.make_vocabulary())
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
 
 
 def test_ppo_07_groups_never_blow_up() -> None:

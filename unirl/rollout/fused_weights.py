@@ -15,6 +15,8 @@ __all__ = ["FusedLayer", "FusedWeights", "is_fusible"]
 
 FUSIBLE = ("llama", "qwen2", "qwen3")
 """`model_type` of the configurations whose layers are the ones below."""
+HEAD_RULES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings that change logits behind the head."""
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone."""
 
@@ -29,6 +31,7 @@ def is_fusible(config: PretrainedConfig) -> bool:
         and rope.get("rope_type", "default") in STATIC_ROPE
         and layers == {"full_attention"}
         and not getattr(config, "mlp_bias", False)
+        and not any(getattr(config, rule, None) for rule in HEAD_RULES)
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from unirl.errors import ConfigError
 from unirl.policies.policy import Policy
+from unirl.policies.token_lm import TokenLM
 from unirl.rollout.decoder import Decoder
 from unirl.rollout.engine import PartialSample, RolloutRequest, assemble, begin
 from unirl.rollout.fused_decoder import FusedDecoder
@@ -142,7 +143,7 @@ class NativeEngine:
 
 
 def _decoder_for(policy: Policy, dtype: torch.dtype | None, compile: bool) -> Decoder:
-    if is_fusible(policy.decoder_config):
+    if isinstance(policy, TokenLM) and is_fusible(policy.decoder_config):
         return FusedDecoder(policy, dtype=dtype or policy.dtype, compile=compile)
     if dtype not in (None, policy.dtype) or compile:
         raise ConfigError(

@@ -55,6 +55,9 @@ class Rows:
         self.branches = 1 if first.sampling.guidance == 1.0 else 2
         self.length = max(sample.max_new_tokens for sample in samples)
         device = policy.device
+        self._kinds: list[int] = policy.vocabulary.grammar(self.direction).places.tolist()
+        """Which mask holds at each place of a response; empty if one holds at all."""
+        self._mask = policy.allowed_at(self.direction, 0)
         streams = [sample_stream(s.seed, s.sample, s.max_new_tokens) for s in samples]
         uniforms = np.stack([np.pad(stream, (0, self.length - len(stream))) for stream in streams])
         self._uniforms = torch.from_numpy(uniforms).to(device)
@@ -141,12 +144,16 @@ class Rows:
         return torch.full_like(self._positions[:, 0], self.policy.vocabulary.pad).index_copy_(0, where, drawn)
 
     def _allowed(self, written: list[int]) -> Tensor:
-        """bool (V,), or (rows, V) if the grammar depends on the place and the rows are not all at one."""
-        at = sorted(set(written))
-        masks = [self.policy.allowed_at(self.direction, place) for place in at]
-        if all(mask is masks[0] or mask.equal(masks[0]) for mask in masks):
+        """bool (V,), or (rows, V) if the grammar depends on the place and the rows are at several kinds."""
+        if not self._kinds:
+            return self._mask
+        kinds = [self._kinds[place] for place in written]
+        place_of = dict(zip(kinds, written, strict=True))
+        masks = [self.policy.allowed_at(self.direction, place) for place in place_of.values()]
+        if len(masks) == 1:
             return masks[0]
-        return torch.stack(masks)[torch.tensor([at.index(place) for place in written])]
+        order = list(place_of)
+        return torch.stack(masks)[torch.tensor([order.index(kind) for kind in kinds])]
 
     def _step(self, ids: Tensor) -> None:
         oldest = 1 + max(

@@ -157,7 +157,7 @@ def likely_cause(policy: Policy, reference: Policy, rollout: Rollout, stage: Sta
         return f"{best} (so scored, the mean gap is {gaps[best]:.2g})"
     return (
         "scoring at another temperature, without grammar or guidance, or with the reference's weights does "
-        "not explain it; look for weights that were not synced, other padding or positions, or lower precision"
+        "not explain it; look for weights that were not synced, other padding or positions, or low precision"
     )
 
 

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from unirl.algorithms import kl_k1, token_metrics
 from unirl.policies.token_lm import PolicyOutput
 from unirl.trainer.mismatch import mismatch_metrics
 from unirl.trainer.stages import Stage
-from unirl.types import Experience
+from unirl.types import Experience, Rollout
 
-__all__ = ["clock", "rollout_metrics", "row_metrics"]
+__all__ = ["clock", "rollout_metrics", "row_metrics", "tokens_per_s"]
 
 
 @contextmanager
@@ -41,7 +42,24 @@ def rollout_metrics(experience: Experience, output: PolicyOutput, stage: Stage) 
         **token_metrics("kl", mask, sums={"reference": divergence}),
         **token_metrics("entropy", mask, sums={rollout.direction: output.entropy}),
         **mismatch_metrics(experience, output, stage),
+        **_row_use(rollout),
     }
+
+
+def _row_use(rollout: Rollout) -> dict[str, Tensor]:
+    """Decode steps times the engine's places, and how many of them had a sample that was not done."""
+    active = rollout.active_rows
+    return {
+        "rows/tokens": torch.tensor(float(len(active) * max(active, default=0)), dtype=torch.float64),
+        "rows/active_sum": torch.tensor(float(sum(active)), dtype=torch.float64),
+    }
+
+
+def tokens_per_s(experiences: Sequence[Experience]) -> float:
+    """Response tokens of this rank over the time of its engine; NaN if the engine took no time."""
+    seconds = sum(experience.rollout.decode_s for experience in experiences)
+    tokens = sum(int(experience.rollout.response_mask.sum()) for experience in experiences)
+    return tokens / seconds if seconds else float("nan")
 
 
 def row_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unirl.algorithms import log_distribution, sample_tokens, token_logprobs
+from unirl.algorithms import log_distribution, sample_tokens, sampling_errors, token_logprobs
 from unirl.errors import ConfigError, RolloutError, ShapeError
 
 # Probabilities 1/2, 1/4, 1/4 at temperature 1; 2/3, 1/6, 1/6 at 1/2; ids 1 and 2 alone give 1/2, 1/2.
@@ -178,3 +178,38 @@ def test_refusals() -> None:
     broken[0, 0] = math.nan
     with pytest.raises(RolloutError, match="row 0: total probability is nan"):
         sample_tokens(broken, uniforms=torch.zeros(2))
+
+
+@given(seed=st.integers(0, 10_000), guidance=st.floats(0.0, 8.0))
+def test_guidance_equals_the_slow_reference(seed: int, guidance: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    cond, uncond = torch.randn(2, 1, 2, 5, dtype=torch.float64, generator=generator)
+    allowed = torch.tensor([True, True, False, True, True])
+    ids = torch.tensor([[0, 4]])
+    logprobs, entropy = token_logprobs(
+        cond, ids, allowed=allowed, temperature=0.7, uncond=uncond, guidance=guidance
+    )
+    for t in range(2):
+        weights = {
+            v: math.exp((float(uncond[0, t, v]) + guidance * float(cond[0, t, v] - uncond[0, t, v])) / 0.7)
+            for v in (0, 1, 3, 4)
+        }
+        probs = {v: weight / sum(weights.values()) for v, weight in weights.items()}
+        assert logprobs[0, t].item() == pytest.approx(math.log(probs[int(ids[0, t])]))
+        assert entropy[0, t].item() == pytest.approx(-sum(p * math.log(p) for p in probs.values() if p))
+
+
+def test_guidance_needs_its_second_branch() -> None:
+    with pytest.raises(ConfigError, match=r"guidance is 2\.0 but there are no unconditional logits"):
+        log_distribution(LOGITS, guidance=2.0)
+    with pytest.raises(ShapeError, match=r"uncond has shape"):
+        log_distribution(LOGITS, guidance=2.0, uncond=LOGITS[..., :-1])
+
+
+def test_what_cannot_be_trained_with_is_named_with_its_reason() -> None:
+    assert (
+        sampling_errors({"temperature": 0.7, "guidance": 3.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}) == []
+    )
+    wrong = sampling_errors({"temperature": 0.0, "top_p": 0.9, "top_k": 50, "min_p": 0.1, "seed": 1})
+    assert [reason.split()[0] for reason in wrong] == ["temperature", "top_p", "top_k", "min_p"]
+    assert all("moves with the weights" in reason for reason in wrong[1:])
