@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from unirl.errors import RolloutError
+from unirl.policies.adapters import adapters_off, add_adapters
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary
 from unirl.rollout import vllm_local
@@ -142,6 +143,23 @@ def test_vllm_10_a_guided_sample_that_loses_its_partner_stops_the_run(
     monkeypatch.setattr(vllm_local, "_params", one_longer)
     with pytest.raises(RolloutError, match="its two branches are not in step"):
         engine.rollout(request)
+
+
+@pytest.mark.slow
+def test_vllm_04_adapters_are_merged_before_they_are_sent(
+    engine: VllmEngine, policy: TokenLM, toy: SimpleNamespace
+) -> None:
+    pytest.importorskip("peft", reason="needs the extra lora")
+    add_adapters(policy.lm, rank=2)
+    with torch.no_grad():
+        for name, parameter in policy.lm.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.5)
+    engine.sync(policy, 1)
+    rollout = engine.rollout(make_request(toy.make_prompts("text"), 6))
+    assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+    with adapters_off(policy.lm):
+        assert largest_gap(policy, rollout, SamplingSettings()) > 100 * TOLERANCE
 
 
 @pytest.mark.slow

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from unirl.errors import RolloutError
 from unirl.rollout.vllm_requests import WeightBucket
@@ -134,6 +137,21 @@ def test_weights_are_cut_into_buckets_of_the_engines_dtype() -> None:
     found = list(buckets(weights, dtype=torch.bfloat16, bucket_bytes=40))
     assert [[name for name, _ in bucket.weights] for bucket in found] == [["0", "1"], ["2", "3"], ["4"]]
     assert [bucket.num_bytes for bucket in found] == [40, 40, 20]
+
+
+def test_sharded_weights_are_gathered() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        layer = nn.Linear(6, 4)
+        before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        assert all(isinstance(tensor, DTensor) for tensor in layer.state_dict().values())
+        (bucket,) = buckets(layer.state_dict().items(), dtype=torch.float32)
+        for name, tensor in bucket.weights:
+            assert not isinstance(tensor, DTensor) and torch.equal(tensor, before[name])
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def some_bucket() -> WeightBucket:
