@@ -146,6 +146,7 @@ class BatchSource:
                 fields=held.fields,
                 texts=held.texts,
                 needs_blob=held.needs_blob,
+                needs_picture=image is not None,
                 is_staged=self._copier is not None,
             ),
         )

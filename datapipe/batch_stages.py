@@ -16,7 +16,14 @@ from datapipe.draft import IMAGES, Draft, Piece
 from datapipe.fields import BatchContents, Field, ImageField, TextField
 from datapipe.ring import BufferRing
 from datapipe.row_columns import RowColumns
-from storage import FeatureStore, StorageError, TensorColumn, TensorColumnError
+from storage import (
+    CorruptionError,
+    FeatureStore,
+    MissingShardError,
+    StorageError,
+    TensorColumn,
+    TensorColumnError,
+)
 
 __all__ = ["Collate", "Fetch", "ToDevice", "on_device"]
 
@@ -33,6 +40,7 @@ class Fetch:
         fields: Mapping[str, Field],
         texts: Mapping[str, TextField],
         needs_blob: bool,
+        needs_picture: bool,
         is_staged: bool,
     ) -> None:
         self._store = store
@@ -43,7 +51,7 @@ class Fetch:
             name: store.tensor(name) if name in store.tensor_columns else None for name in sorted(wanted)
         }
         self._texts = tuple(texts)
-        self._needs_blob = needs_blob
+        self._needs_blob, self._needs_picture = needs_blob, needs_picture
         self._is_copied = is_staged
 
     def __call__(self, piece: Piece) -> Piece:
@@ -58,7 +66,9 @@ class Fetch:
                 try:
                     piece.blobs[index] = self._store.blob(int(piece.draft.rows[index]))
                 except (StorageError, OSError) as error:
-                    piece.draft.drop(index, "fetch", error)
+                    # A field may do without a file, and says itself where it cannot.
+                    if self._needs_picture or isinstance(error, (CorruptionError, MissingShardError)):
+                        piece.draft.drop(index, "fetch", error)
         for name, held in self._of_fields.items():
             piece.tensors[name] = {} if held is None else dict(_values(held, piece))
         return piece

@@ -200,7 +200,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> View:
 
 @pytest.mark.slow
 def test_workers_that_die_stop_hang_or_exit_cost_one_sample_each(numbers: View) -> None:
-    options = StageOptions(executor="process", concurrency=2, max_failures=5, timeout_s=3)
+    options = StageOptions(executor="process", concurrency=2, max_failures=5, timeout_s=8)
     loader = Loader(
         numbers,
         batch_size=20,
@@ -221,7 +221,7 @@ def test_workers_that_die_stop_hang_or_exit_cost_one_sample_each(numbers: View) 
     ("first", "message"),
     [
         (23, r"sample 'n23'.*process \d+ was killed by SIGKILL"),
-        (33, r"sample 'n33'.*was ended, it took longer than timeout_s=2"),
+        (33, r"sample 'n33'.*was ended, it took longer than timeout_s=6"),
         (43, r"sample 'n43'.*exited with code 4"),
     ],
 )
@@ -233,7 +233,7 @@ def test_without_a_budget_the_sample_is_named(numbers: View, first: int, message
         columns=(),
         shuffle=False,
         fields={"number": NumberField()},
-        stages={"decode": StageOptions(executor="process", concurrency=1, timeout_s=2)},
+        stages={"decode": StageOptions(executor="process", concurrency=1, timeout_s=6)},
     )
     with pytest.raises(SampleError, match=message):
         next(iter(loader))
