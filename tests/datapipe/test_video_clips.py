@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from datapipe import Loader
 from datapipe.decode.video import scan_video
 from datapipe.errors import DataError
 from datapipe.fields import RawSample
@@ -18,6 +20,7 @@ from datapipe.video_clips import (
     random_starts,
     read_clips,
 )
+from storage import FeatureStore, View
 from tools.video_clips import make_clip, numbered_picture, read_number
 
 VIDEO = make_clip(30)  # one second
@@ -127,3 +130,37 @@ def test_fields_that_make_no_sense_are_refused() -> None:
         VideoField(clip=clip, frames="frames")
     with pytest.raises(DataError, match="the row has no duration_s"):
         VideoField(clip=clip).read(raw(columns={"duration_s": None, "n_frames": 30}))
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> View:
+    """Six videos of a second; the last three have ten frames stored."""
+    store = FeatureStore.create(tmp_path_factory.mktemp("videos") / "store")
+    facts = {"duration_s": 1.0, "n_frames": 30}
+    frames = {"frames": stored(10)}
+    store.append([{"key": f"{index}", "blob": VIDEO, **facts} for index in range(3)])
+    store.append([{"key": f"{index}", "blob": VIDEO, "tensors": frames, **facts} for index in range(3, 6)])
+    return store.refresh().select()
+
+
+def clips_of(view: View, **options: Any) -> dict[str, list[list[int]]]:
+    clip = ClipField(length_s=0.3, fps=10)
+    field = VideoField(clip=clip, num_clips=2, starts="random", frames="frames", frames_fps=10)
+    loader = Loader(view, batch_size=3, image=None, columns=(), fields={"clips": field}, seed=3, **options)
+    found = {}
+    for batch in loader:
+        clips = batch.tensors["clips"]
+        assert (clips.dtype, tuple(clips.shape[1:])) == (torch.uint8, (2, 3, 48, 64, 3))
+        found.update({key: numbers(each.numpy()) for key, each in zip(batch.keys, clips)})
+    return found
+
+
+def test_a_loader_gives_batches_of_clips(videos: View) -> None:
+    """The same ones on any number of threads and ranks; decoded or stored, by the row."""
+    whole = clips_of(videos)
+    assert sorted(whole) == sorted(videos.keys())
+    assert clips_of(videos, num_threads=3) == whole
+    ranks = [clips_of(videos, rank=rank, world_size=3) for rank in range(3)]
+    assert {key: clips for rank in ranks for key, clips in rank.items()} == whole
+    assert len({str(clips) for clips in whole.values()}) > 3
+    assert {number % 3 for key in "012" for clip in whole[key] for number in clip} - {1}
