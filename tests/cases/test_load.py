@@ -16,7 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from datapipe import Loader
+from datapipe import ImageField, Loader, StageOptions, WithReplacement
+from datapipe.transforms import RandomCrop
 from storage import FeatureStore, View
 from tools.bench.storage_large import large_key, make_large_store
 
@@ -85,6 +86,71 @@ def test_load_02_kept_batches_cost_no_descriptors_and_no_shared_memory(tmp_path:
     assert result.stdout.split() == ["2000", str(sum(range(8000)))]
 
 
+@pytest.mark.slow
+def test_load_01_ranks_that_read_an_epoch_of_a_large_index_stay_small(tmp_path: Path) -> None:
+    """Four processes, each a rank of a loader over 1M rows; private memory beyond the imports, one epoch."""
+    store = make_large_store(tmp_path / "store", 1_000_000, 250_000)
+    script = textwrap.dedent(
+        """
+        import json, os, sys
+        from datapipe import Loader
+        from storage import FeatureStore
+        from tools.bench.loader_programs import private_bytes
+        readers = []
+        for rank in range(4):
+            read, write = os.pipe()
+            if os.fork() == 0:
+                before = private_bytes()
+                view = FeatureStore.open(sys.argv[1]).select()
+                options = {"image": None, "columns": (), "rank": rank, "world_size": 4}
+                rows = sum(len(batch) for batch in Loader(view, batch_size=2048, drop_last=False, **options))
+                os.write(write, json.dumps([rows, private_bytes() - before]).encode())
+                os._exit(0)
+            os.close(write)
+            readers.append(read)
+        print(json.dumps([json.loads(os.read(read, 100)) for read in readers]))
+        """
+    )
+    command = [sys.executable, "-c", script, str(store.path)]
+    root = Path(__file__).parents[2]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    found = json.loads(result.stdout)
+    assert sum(rows for rows, _ in found) == 1_000_000
+    assert max(grown for _, grown in found) < 50 << 20
+
+
+@pytest.mark.slow
+def test_load_02_batches_larger_than_shared_memory(tmp_path: Path) -> None:
+    """100 MB a batch from processes, whose results never pass through /dev/shm."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (512, 512), (10, 200, 30)).save(buffer, "PNG")
+    store = FeatureStore.create(tmp_path / "store")
+    store.append({"key": f"{index:02d}", "blob": buffer.getvalue()} for index in range(32))
+    script = textwrap.dedent(
+        """
+        import os, sys
+        from datapipe import ImageField, Loader, StageOptions
+        from storage import FeatureStore
+        if __name__ == "__main__":
+            before = set(os.listdir("/dev/shm"))
+            loader = Loader(
+                FeatureStore.open(sys.argv[1]).select(),
+                batch_size=32,
+                image=ImageField(size=(512, 512)),
+                columns=(),
+                stages={"decode": StageOptions(executor="process", concurrency=2)},
+            )
+            for batch in loader:
+                print(batch.images.nbytes, set(os.listdir("/dev/shm")) <= before)
+        """
+    )
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    command = [sys.executable, str(program), str(tmp_path / "store")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [str(32 * 3 * 512 * 512 * 4), "True"]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_load_05_the_stream_does_not_depend_on_threads(tmp_path: Path, threads: int) -> None:
     view = make_view(tmp_path / "store", 50)
@@ -93,6 +159,45 @@ def test_load_05_the_stream_does_not_depend_on_threads(tmp_path: Path, threads: 
     epochs = [keys_of(wanted) for _ in range(3)]
     assert [keys_of(found) for _ in range(3)] == epochs
     assert len({tuple(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"num_threads": 1}, id="one thread"),
+        pytest.param({"num_threads": 4}, id="four threads"),
+        pytest.param(
+            {"stages": {"transform": StageOptions(executor="process", concurrency=2)}}, id="processes"
+        ),
+        pytest.param({"batch_size": 4}, id="another batch size"),
+    ],
+)
+def test_load_05_crops_follow_the_sample_and_the_epoch(tmp_path: Path, options: dict[str, object]) -> None:
+    """A pixel of the pictures tells its place, so that a crop of one pixel tells the offset."""
+    places = np.arange(64 * 64).reshape(64, 64)
+    pixels = np.stack([places // 64, places % 64, np.zeros_like(places)], axis=-1).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    store = FeatureStore.create(tmp_path / "store")
+    store.append({"key": f"{index:02d}", "blob": buffer.getvalue()} for index in range(8))
+    view = store.refresh().select()
+    image = ImageField(size=(64, 64), transforms=(RandomCrop((1, 1)),), pixels="uint8")
+
+    def crops(**settings: object) -> list[dict[str, tuple[int, ...]]]:
+        loader = Loader(view, image=image, columns=(), **{"batch_size": 8, **settings})  # type: ignore[arg-type]
+        return [
+            {
+                key: tuple(picture.flatten().tolist())
+                for batch in loader
+                for key, picture in zip(batch.keys, batch.images)
+            }
+            for _ in range(2)
+        ]
+
+    epochs = crops(**options)
+    assert epochs == crops(num_threads=2)
+    drawn = [offset for epoch in epochs for offset in epoch.values()]
+    assert len(drawn) == 16 and len(set(drawn)) >= 15
 
 
 def test_load_06_resume_in_a_new_process_is_exactly_the_rest(tmp_path: Path) -> None:
@@ -222,6 +327,72 @@ def test_load_13_sessions_without_a_main_file_load_with_threads(tmp_path: Path) 
     )
     result = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "20"
+
+
+def test_load_13_a_function_of_a_session_is_named_when_processes_are_asked_for(tmp_path: Path) -> None:
+    make_view(tmp_path / "store", 20)
+    script = textwrap.dedent(
+        f"""
+        from datapipe import ImageField, Loader, StageOptions
+        from storage import FeatureStore
+        view = FeatureStore.open({str(tmp_path / "store")!r}).select()
+        def brighten(image, generator):
+            return image
+        image = ImageField(size=(4, 4), transforms=(brighten,))
+        try:
+            Loader(view, batch_size=5, image=image, stages={{"transform": StageOptions(executor="process")}})
+        except ValueError as error:
+            print(error)
+        """
+    )
+    result = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
+    assert "'transform'" in result.stdout and "brighten" in result.stdout
+    assert "it is defined in this session only" in result.stdout
+
+
+@pytest.mark.parametrize(("shards", "rows", "world_size"), [(1, 6, 2), (2, 8, 4), (1, 3, 4)])
+def test_tar_11_fewer_shards_than_readers(tmp_path: Path, shards: int, rows: int, world_size: int) -> None:
+    """Batches are shared row by row, whatever shard a row is in; tests/integration has it over gloo."""
+    store = FeatureStore.create(tmp_path / "store")
+    for shard in range(shards):
+        store.append({"key": f"{row:02d}", "caption": "x"} for row in range(shard, rows, shards))
+    view = store.refresh().select()
+    ranks = [
+        Loader(
+            view, batch_size=4, image=None, drop_last=False, rank=rank, world_size=world_size, num_threads=2
+        )
+        for rank in range(world_size)
+    ]
+    seen = [[batch.keys for batch in loader] for loader in ranks]
+    assert len({len(steps) for steps in seen}) == 1
+    assert sorted(key for steps in seen for keys in steps for key in keys) == sorted(view.keys())
+
+
+@pytest.mark.parametrize(("threads", "world_size"), [(1, 1), (4, 1), (1, 2), (4, 4)])
+def test_tar_12_the_length_of_an_epoch_does_not_follow_the_workers(
+    tmp_path: Path, threads: int, world_size: int
+) -> None:
+    view = make_view(tmp_path / "store", 50)
+
+    def ranks(**options: object) -> list[Loader]:
+        return [
+            Loader(
+                *(view,),
+                batch_size=8,
+                image=None,
+                drop_last=False,
+                rank=rank,
+                world_size=world_size,
+                num_threads=threads,
+                **options,  # type: ignore[arg-type]
+            )
+            for rank in range(world_size)
+        ]
+
+    counted = Counter(key for loader in ranks() for key in keys_of(loader))
+    assert set(counted) == set(view.keys()) and set(counted.values()) == {1}
+    drawn = Counter(key for loader in ranks(order=WithReplacement(length=50)) for key in keys_of(loader))
+    assert drawn.total() == 50 and max(drawn.values()) > 1
 
 
 def test_load_08_a_bad_picture_is_named_and_leaves_no_thread(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The environment of the libraries that the storage benchmark compares with, apart from the project's own."""
+"""The environment of the libraries that benchmarks compare with, apart from the project's own."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def peer_python(folder: Path) -> Path:
 
 
 class Library:
-    """A process that runs the tasks of one module of `storage_libraries`."""
+    """A process that runs the tasks of one module of `storage_libraries` or `loader_libraries`."""
 
-    def __init__(self, python: Path, module: str, log: Path) -> None:
+    def __init__(self, python: Path, module: str, log: Path, *, package: str = "storage_libraries") -> None:
         self.module = module
         self._log = log.open("a")
-        command = [str(python), "-m", "tools.bench.storage_libraries.serve", module]
+        command = [str(python), "-m", "tools.bench.storage_libraries.serve", f"{package}.{module}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(
             command,
@@ -58,6 +58,11 @@ class Library:
             stderr=self._log,
             text=True,
         )
+
+    @property
+    def pid(self) -> int:
+        """Of the process; its workers are below it."""
+        return self._process.pid
 
     def ask(self, do: str, task: str, **details: Any) -> dict[str, Any]:
         """The answer to one request; {"error": text} when the library failed."""

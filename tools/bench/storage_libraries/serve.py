@@ -1,6 +1,6 @@
 """A process that runs the tasks of one library: one JSON object a line in, one out.
 
-python -m tools.bench.storage_libraries.serve MODULE
+python -m tools.bench.storage_libraries.serve PACKAGE.MODULE
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
     """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What a library prints must not get between the answers.
-    module = importlib.import_module(f"tools.bench.storage_libraries.{sys.argv[1]}")
+    module = importlib.import_module(f"tools.bench.{sys.argv[1]}")
     tasks: dict[str, Task] = {}
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)

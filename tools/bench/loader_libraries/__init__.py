@@ -1,0 +1,1 @@
+"""What each library does in the loader benchmark."""
