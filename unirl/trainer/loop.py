@@ -20,6 +20,7 @@ from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.reference import reference_of
 from unirl.policies.token_lm import PolicyOutput, TokenLM
+from unirl.rewards.ensemble import AdaptiveReward
 from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
 from unirl.trainer.algorithms import ALGORITHMS
@@ -192,6 +193,7 @@ class Trainer:
             rollouts, samples = self._roll_out(stage)
         with clock(times, "reward_s"):
             scores = _split(self.reward.score([s for part in samples for s in part]), samples)
+            self._adapt_reward(scores)
         with clock(times, "experience_s"):
             experiences, outputs = make_experience(
                 self.accelerator,
@@ -345,6 +347,12 @@ class Trainer:
         for group, rate in zip(self.optimizer.param_groups, (stage.learning_rate, critic_rate), strict=True):
             group["lr"] = factor * rate
 
+    def _adapt_reward(self, scores: Sequence[Scores]) -> None:
+        """Let a reward with running statistics see the step's scores of all ranks."""
+        if isinstance(self.reward, AdaptiveReward):
+            for part in gather_rows(self.accelerator, scores):
+                self.reward.adapt(part)
+
     def _save(self) -> None:
         if self.experience is not None:
             state = {
@@ -352,6 +360,7 @@ class Trainer:
                 "kl": [asdict(controller) for controller in self.kl],
                 "sources": [source.state_dict() for source in self._all_sources()],
                 "experience_snapshot": self.experience.snapshot_id,
+                "reward": self.reward.state_dict() if isinstance(self.reward, AdaptiveReward) else {},
             }
             save_checkpoint(
                 self.run_directory.checkpoints,
@@ -373,6 +382,8 @@ class Trainer:
         self.kl = [AdaptiveKL(**controller) for controller in state["kl"]]
         for source, cursor in zip(self._all_sources(), state["sources"], strict=True):
             source.load_state_dict(cursor)
+        if isinstance(self.reward, AdaptiveReward):
+            self.reward.load_state_dict(state["reward"])
         log.warning("resuming from %s, after step %d", path, self.position.step)
         return int(state["experience_snapshot"])
 

@@ -7,6 +7,7 @@ there. So a run that was killed goes on with the step that it was in.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from unirl.policies.image_tokenizer import ImageTokenizer, pixels_from_uint8, ui
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.rewards import train_from_store
+from unirl.rewards.train_preference import reward_version
 from unirl.trainer.progress import step_bar
 from unirl.trainer.prompts import CODES_COLUMN, select_prompts, select_rows
 from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
@@ -28,7 +30,7 @@ from unirl.trainer.sft import SupervisedReport, train_supervised
 from unirl.trainer.tokenizer import TokenizerReport, train_image_tokenizer
 from unirl.types import Prompt
 
-__all__ = ["encode_pictures", "prepare_run", "train_policy", "train_reward", "train_tokenizer"]
+__all__ = ["encode_pictures", "prepare_run", "take_reward", "train_policy", "train_reward", "train_tokenizer"]
 
 log = logging.getLogger("unirl.trainer.prepare")
 
@@ -63,8 +65,12 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
     )
     _once(
         models / "reward",
-        lambda out: train_reward(
-            store, out, tokenizer=tokenizer, where=recipe.reward_rows, training=recipe.reward, seed=seed
+        lambda out: (
+            train_reward(
+                store, out, tokenizer=tokenizer, where=recipe.reward_rows, training=recipe.reward, seed=seed
+            )
+            if recipe.reward.model is None
+            else take_reward(Path(recipe.reward.model), out)
         ),
     )
 
@@ -171,6 +177,17 @@ def train_reward(
         config=training.config,
     )
     log.info("reward model: %.1f%% right on unseen pictures", 100 * report.accuracy)
+
+
+def take_reward(model: Path, out: Path) -> None:
+    """Copy a reward model into the run, so that the run stays whole when the original goes.
+
+    Raises:
+        ConfigError: If there is no reward model.
+    """
+    version = reward_version(model)
+    shutil.copytree(model, out, dirs_exist_ok=True)
+    log.info("reward model: version %d from %s", version, model)
 
 
 def _once(path: Path, build: Callable[[Path], object]) -> None:

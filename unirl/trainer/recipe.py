@@ -9,11 +9,19 @@ from typing import Protocol
 
 from unirl.policies.image_tokenizer import ImageTokenizerConfig
 from unirl.policies.token_lm import PolicyConfig
-from unirl.rewards import VlmConfig
+from unirl.rewards import VlmConfig, load_reward
 from unirl.trainer.stages import RunSettings, Stage
-from unirl.types import Judge
+from unirl.types import Judge, Reward
 
-__all__ = ["Data", "Recipe", "RewardTraining", "SupervisedTraining", "TokenizerTraining"]
+__all__ = [
+    "Data",
+    "ModelAlone",
+    "Recipe",
+    "RewardTraining",
+    "Scoring",
+    "SupervisedTraining",
+    "TokenizerTraining",
+]
 
 
 class Data(Protocol):
@@ -62,6 +70,29 @@ class RewardTraining:
     steps: int = 400
     batch_size: int = 64
     learning_rate: float = 5e-3
+    model: str | None = None
+    """Folder of a reward model to take instead of training one, such as the next version of a run's own."""
+
+
+class Scoring(Protocol):
+    """Which rewards a run is trained on. A frozen dataclass, so that the run's record names its settings."""
+
+    def reward(self, model: Path) -> Reward:
+        """Return the reward.
+
+        Args:
+            model: Folder of the run's reward model.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAlone:
+    """The run's reward model and nothing else."""
+
+    def reward(self, model: Path) -> Reward:
+        """Read it."""
+        return load_reward(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +115,8 @@ class Recipe:
     tokenizer: TokenizerTraining = field(default_factory=TokenizerTraining)
     sft: SupervisedTraining = field(default_factory=SupervisedTraining)
     reward: RewardTraining = field(default_factory=RewardTraining)
+    scoring: Scoring = field(default_factory=ModelAlone)
+    """Makes the reward that the stages are trained on, out of the reward model and whatever else."""
     lora_rank: int = 0
     """Rank of LoRA adapters, which alone are then trained by the stages; 0 trains all weights."""
     settings: RunSettings = field(default_factory=RunSettings)

@@ -15,10 +15,11 @@ from typing import Any
 from accelerate import Accelerator
 
 from storage import FeatureStore
+from unirl.errors import ConfigError
 from unirl.policies.adapters import add_adapters, save_adapters
 from unirl.policies.checkpoints import load_policy
 from unirl.policies.image_tokenizer import ImageTokenizer
-from unirl.rewards import VlmYesNo
+from unirl.rewards.train_preference import reward_version
 from unirl.rollout.vllm_engine import open_engine
 from unirl.trainer.loop import Trainer
 from unirl.trainer.prepare import prepare_run
@@ -27,7 +28,7 @@ from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
 from unirl.trainer.stages import FIRST_EVALUATION, check_stages
-from unirl.types import Direction
+from unirl.types import Direction, Reward
 
 __all__ = ["run_recipe"]
 
@@ -74,6 +75,9 @@ def run_recipe(
     policy = load_policy(run / "models" / "sft")
     if recipe.lora_rank:
         add_adapters(policy.lm, rank=recipe.lora_rank, seed=seed)
+    reward = recipe.scoring.reward(run / "models" / "reward")
+    if accelerator.is_main_process:
+        directory.record_reward(version=reward_version(run / "models" / "reward"), identity=_identity(reward))
     engine = open_engine(recipe.settings.rollout, policy)
     with _StageBars(show=accelerator.is_main_process) as bars, closing(engine):
         trainer = Trainer(
@@ -83,7 +87,7 @@ def run_recipe(
             policy=policy,
             engine=engine,
             tokenizer=tokenizer,
-            reward=VlmYesNo.load(run / "models" / "reward"),
+            reward=reward,
             judge=recipe.data.judge(seed=seed),
             warm_up=select_prompts(store, recipe.warm_up_rows),
             prompts={stage.name: select_prompts(store, stage.prompts) for stage in recipe.stages},
@@ -107,6 +111,14 @@ def run_recipe(
             write_report(run)
     accelerator.wait_for_everyone()
     return json.loads((run / "summary.json").read_text())
+
+
+def _identity(reward: Reward) -> str | None:
+    """What names a reward's weights and settings; None where a part of it has no name."""
+    try:
+        return getattr(reward, "identity", None)
+    except ConfigError:
+        return None
 
 
 class _StageBars:
@@ -143,6 +155,8 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
     fields: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     settings: dict[str, Any] = _json_value(recipe.data) if dataclasses.is_dataclass(recipe.data) else {}
     fields["data"] = {"class": type(recipe.data).__name__, **settings}
+    scoring: dict[str, Any] = _json_value(recipe.scoring) if dataclasses.is_dataclass(recipe.scoring) else {}
+    fields["scoring"] = {"class": type(recipe.scoring).__name__, **scoring}
     return {name: _json_value(value) for name, value in fields.items()}
 
 
@@ -180,6 +194,7 @@ def _summary(directory: RunDirectory, recipe: Recipe, *, wall_s: Mapping[str, fl
         before = stage.name
     return {
         "recipe": recipe.name,
+        "reward": directory.read()["reward"],
         "runs": runs,
         "total_wall_s": round(sum(wall_s.values()), 2),
         "prepare_wall_s": round(wall_s["prepare"], 2),

@@ -92,6 +92,7 @@ class RunDirectory:
                 "seed": seed,
                 "store": None,
                 "snapshot": None,
+                "reward": None,
                 "command": " ".join(sys.argv),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
             },
@@ -102,6 +103,22 @@ class RunDirectory:
         record = self.read()
         if record["snapshot"] is None:
             write_json(self.record_path, {**record, "store": str(store), "snapshot": snapshot})
+
+    def record_reward(self, *, version: int, identity: str | None) -> None:
+        """Note which reward the run is trained on.
+
+        Raises:
+            ConfigError: If the run was started with another one.
+        """
+        record, now = self.read(), {"version": version, "identity": identity}
+        before = record.get("reward")
+        if before is None:
+            write_json(self.record_path, {**record, "reward": now})
+        elif before != now:
+            raise ConfigError(
+                f"{self.path}: was started with reward version {before['version']} ({before['identity']}), "
+                f"found version {version} ({identity}); give a run with another reward another directory"
+            )
 
     def snapshot(self) -> int:
         """The snapshot of the data that the run trains on."""

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recipes.shapes import shapes
+from unirl.config import replace_settings
+from unirl.errors import ConfigError
+from unirl.rewards import Question
+from unirl.rewards.train_preference import reward_version
+from unirl.trainer.prepare import take_reward
+from unirl.trainer.recipe import ModelAlone
+from unirl.trainer.run import _plain
+
+
+def test_another_version_is_copied_into_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, out = tmp_path / "reward-3", tmp_path / "run"
+    model.mkdir()
+    out.mkdir()
+    Question(yes=("ja",)).save(model, training={"version": 3})
+    with caplog.at_level(logging.INFO, logger="unirl.trainer.prepare"):
+        take_reward(model, out)
+    assert Question.load(out) == Question(yes=("ja",))
+    assert reward_version(out) == 3
+    assert "reward model: version 3 from" in caplog.text
+
+
+def test_a_folder_without_a_reward_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no reward\.json"):
+        take_reward(tmp_path, tmp_path / "out")
+
+
+def test_a_recipe_names_its_reward_and_its_scoring() -> None:
+    recipe = replace_settings(shapes(seed=0), ["reward.model=reward-2"])
+    plain = _plain(replace(recipe, scoring=ModelAlone()))
+    assert plain["reward"]["model"] == "reward-2"
+    assert plain["scoring"] == {"class": "ModelAlone"}
