@@ -108,6 +108,25 @@ def test_rm_04_a_limit_inside_the_picture_is_an_error(directory: Path, tmp_path:
         VlmYesNo.load(with_question(directory, tmp_path / "copy", max_tokens=12))
 
 
+def test_rm_04_a_picture_of_more_tokens_than_the_limit_is_an_error(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_tokens is 64, a question with no caption needs 263"):
+        VlmYesNo.load(with_question(directory, tmp_path / "copy", image_size=[128, 128]))
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(44, True), (43, False), (26, False), (24, False)])
+def test_rm_04_two_pictures_fit_both_or_the_sample_is_left_out(
+    directory: Path, limit: int, fits: bool
+) -> None:
+    """23 tokens with one picture, 3 of the caption, 18 of the other: a cut at 24 falls between them."""
+    model = QuestionModel.load(directory)
+    backend = model.backend()
+    backend.max_tokens = limit
+    reward = VlmYesNo(backend, model.question, max_failed_fraction=1.0)
+    pair = replace(sample("pair"), more_images=(sample("other").image,))
+    assert np.isfinite(reward.score([pair]).total[0]) == fits
+    assert reward.failures == ({} if fits else {"too long": 1})
+
+
 @pytest.mark.parametrize(("columns", "rows"), [(26, 28), (332, 27), (1, 1), (33, 32), (640, 480)])
 def test_rm_06_odd_picture_sizes_are_scored(directory: Path, columns: int, rows: int) -> None:
     assert np.isfinite(VlmYesNo.load(directory).score([sample("a", rows=rows, columns=columns)]).total[0])

@@ -33,6 +33,7 @@ class Verdict:
             f"{IMAGE_MARK} Does this picture show {CAPTION} ? Reason step by step about what you see, "
             "then end with a line `Verdict: yes` or `Verdict: no`."
         ),
+        image_size=(448, 448),
         max_tokens=4096,
     )
     """Its `yes` and `no` are the verdicts; its `normalization` holds for `kind` "logprob"."""

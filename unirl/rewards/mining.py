@@ -20,6 +20,8 @@ __all__ = ["STRATEGIES", "Strategy", "mine_pairs"]
 
 Strategy = Literal["group", "uncertainty", "components", "judge"]
 REWARD, JUDGE = "reward", "judge"
+BESIDE = ("_mass", "_tokens")
+"""Ends of the names of what a reward says beside its score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ def _is_score(name: str) -> bool:
 
 def _components(scores: Mapping[str, object]) -> list[str]:
     """Scores of the members; what a member says beside its score, such as its mass, is no opinion."""
-    return [n for n in scores if n.startswith(f"{REWARD}/") and n.count("/") == 1 and not n.endswith("_mass")]
+    return [n for n in scores if n.startswith(f"{REWARD}/") and n.count("/") == 1 and not n.endswith(BESIDE)]
 
 
 def _numbers(view: View, name: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -102,8 +103,9 @@ def train_yes_no(
     optimizers = _optimizers(model, learning_rate, weight_decay)
     warmup_steps = max(1, round(warmup_fraction * steps))
     losses = []
+    console = Console(stderr=True)
     model.model.train()
-    for step in track(range(steps), "reward model", disable=not progress):
+    for step in track(range(steps), "reward model", console=console, disable=not progress):
         factor = learning_rate_factor(step, warmup_steps=warmup_steps, total_steps=steps, decay="cosine")
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate * factor

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -95,8 +96,9 @@ def train_preference(
     model = _model(start, pairs, image_size, seed, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=weight_decay)
     losses = []
+    console = Console(stderr=True)
     model.train()
-    for step in track(range(steps), "preference reward", disable=not progress):
+    for step in track(range(steps), "preference reward", console=console, disable=not progress):
         generator = np.random.default_rng([seed, step])
         batch = [trained[row] for row in generator.integers(len(trained), size=batch_size)]
         factor = learning_rate_factor(

@@ -14,6 +14,7 @@ from unirl.rewards.backends.base import VlmBackend, VlmRequest
 from unirl.rewards.failures import Problem, account
 from unirl.rewards.identity import identity_of
 from unirl.rewards.question import Question
+from unirl.rewards.question_model import QuestionModel
 from unirl.types import Sample, Scores
 
 __all__ = ["VlmYesNo", "backend_problem"]
@@ -75,8 +76,6 @@ class VlmYesNo:
             ConfigError: If the directory holds no such model, its vocabulary no spelling of yes or of no, or
                 the question is longer than its own limit.
         """
-        from unirl.rewards.question_model import QuestionModel
-
         model = QuestionModel.load(directory)
         return cls(
             model.backend(batch_size=batch_size), model.question, max_failed_fraction=max_failed_fraction

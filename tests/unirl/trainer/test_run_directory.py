@@ -136,3 +136,13 @@ def test_an_empty_directory_may_be_there_and_a_full_one_not(tmp_path: Path) -> N
     for taken in (tmp_path / "empty", tmp_path / "empty" / "a"):
         with pytest.raises(ConfigError, match="there is something in it"), new_directory(taken):
             pass
+
+
+def test_a_run_goes_on_with_its_own_reward_only(tmp_path: Path) -> None:
+    directory = record(tmp_path)
+    assert read(tmp_path)["reward"] is None
+    directory.record_reward(version=2, identity="vlm/1")
+    directory.record_reward(version=2, identity="vlm/1")
+    assert read(tmp_path)["reward"] == {"version": 2, "identity": "vlm/1"}
+    with pytest.raises(ConfigError, match=r"reward version 2 \(vlm/1\), found version 3 \(vlm/2\)"):
+        directory.record_reward(version=3, identity="vlm/2")
