@@ -7,6 +7,7 @@ its vision encoder; pictures that it draws are codes of its VQ model.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,13 @@ class JanusPolicy(Policy):
                 "resize them where the prompts are made"
             )
         return pixels_from_uint8(np.stack(shown)).to(self.device)
+
+    def picture_key(self, prompt: Prompt) -> str:
+        """SHA-256 of the pixels that the prompt shows."""
+        digest = hashlib.sha256()
+        for image in self._shown_images(prompt):
+            digest.update(np.ascontiguousarray(image))
+        return digest.hexdigest()
 
     def _shown_images(self, prompt: Prompt) -> list[np.ndarray]:
         shown = [] if prompt.context_images is None else list(prompt.context_images)

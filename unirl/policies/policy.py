@@ -186,6 +186,10 @@ class Policy(nn.Module, ABC):
         """What a vision encoder must see for the prompts: float (N, 3, H, W) in order, None for nothing."""
         return None
 
+    def picture_key(self, prompt: Prompt) -> str:
+        """Tells apart prompts of equal tokens that show different pictures; "" if the tokens say it all."""
+        return ""
+
     def _shown_ids(self, prompt: Prompt) -> list[int]:
         """Tokens of the pictures that a prompt shows, as their codes."""
         shown = [] if prompt.context_codes is None else prompt.context_codes.tolist()

@@ -66,6 +66,10 @@ class BaseReference(Policy):
         """As the policy's."""
         return self._held[0].pictures(prompts)
 
+    def picture_key(self, prompt: Prompt) -> str:
+        """As the policy's."""
+        return self._held[0].picture_key(prompt)
+
     def embed(self, ids: Tensor, pictures: Tensor | None = None) -> Tensor:
         """As the policy's, without adapters."""
         with adapters_off(self.lm):

@@ -13,7 +13,7 @@ from torch import Tensor
 from unirl.algorithms import kl_penalty_rewards, overlong_penalty, scored_mask, whiten
 from unirl.errors import ConfigError, RewardError
 from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
-from unirl.policies.token_lm import PolicyOutput, TokenLM
+from unirl.policies.policy import Policy, PolicyOutput
 from unirl.rollout.engine import RolloutEngine, RolloutRequest
 from unirl.trainer.algorithms import ALGORITHMS, Credit, RolledOut, kl_place
 from unirl.trainer.distributed import global_moments
@@ -63,7 +63,7 @@ def roll_out(
     ]
 
 
-def response_texts(policy: TokenLM, rollout: Rollout) -> list[str]:
+def response_texts(policy: Policy, rollout: Rollout) -> list[str]:
     """What each of B rows wrote; empty strings for pictures."""
     if rollout.prompts[0].direction == "image":
         return [""] * len(rollout.input_ids)
@@ -74,12 +74,12 @@ def response_texts(policy: TokenLM, rollout: Rollout) -> list[str]:
     ]
 
 
-def samples_of(policy: TokenLM, tokenizer: ImageTokenizer, rollout: Rollout) -> list[Sample]:
+def samples_of(policy: Policy, tokenizer: ImageTokenizer, rollout: Rollout) -> list[Sample]:
     """Turn B token rows into what a reward sees: a picture and the words that go with it."""
     direction = rollout.prompts[0].direction
     prompts = [prompt for prompt in rollout.prompts for _ in range(rollout.group_size)]
     if direction == "image":
-        codes = rollout.response_ids - policy.vocabulary.grid.offset
+        codes = policy.vocabulary.codes(rollout.response_ids)
         pictures = list(uint8_from_pixels(tokenizer.decode(codes)))
         captions = [prompt.caption for prompt in prompts]
     else:
@@ -104,8 +104,8 @@ class _Part(NamedTuple):
 @torch.no_grad()
 def make_experience(
     accelerator: Accelerator,
-    policy: TokenLM,
-    reference: TokenLM,
+    policy: Policy,
+    reference: Policy,
     rollouts: Sequence[Rollout],
     scores: Sequence[Scores],
     stage: Stage,

@@ -23,7 +23,13 @@ from unirl.policies.vocabulary import JointVocabulary
 from unirl.rewards import train_from_store
 from unirl.rewards.train_preference import reward_version
 from unirl.trainer.progress import step_bar
-from unirl.trainer.prompts import CODES_COLUMN, select_prompts, select_rows
+from unirl.trainer.prompts import (
+    CODES_COLUMN,
+    CONTEXT_COLUMN,
+    code_columns,
+    select_prompts,
+    select_rows,
+)
 from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
 from unirl.trainer.run_directory import new_directory
 from unirl.trainer.sft import SupervisedReport, train_supervised
@@ -151,6 +157,7 @@ def train_policy(
             _captioned(view, training, seed),
             steps=training.steps,
             text_fraction=training.text_fraction,
+            unconditional_fraction=training.unconditional_fraction,
             learning_rate=training.learning_rate,
             on_step=lambda step, loss: bar.update(step + 1, {"loss": loss}),
         )
@@ -213,14 +220,21 @@ def _captioned(view: View, training: SupervisedTraining, seed: int) -> Iterator[
         view,
         batch_size=training.batch_size,
         image=None,
-        tensors=(CODES_COLUMN,),
+        tensors=code_columns(view),
         columns=("caption",),
         seed=seed,
     )
     for batch in loader.forever():
         codes = batch.tensors[CODES_COLUMN].numpy()
+        context = batch.tensors[CONTEXT_COLUMN].numpy() if CONTEXT_COLUMN in batch.tensors else None
         yield [
-            Prompt(key=key, direction="text", caption=caption, codes=codes[i])
+            Prompt(
+                key=key,
+                direction="text",
+                caption=caption,
+                codes=codes[i],
+                context_codes=None if context is None else context[i],
+            )
             for i, (key, caption) in enumerate(zip(batch.keys, batch.columns["caption"], strict=True))
         ]
 

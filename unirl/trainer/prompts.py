@@ -11,9 +11,18 @@ from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import uint8_from_pixels
 from unirl.types import Direction, Prompt
 
-__all__ = ["PromptSource", "all_prompts", "prompts_from_batch", "select_prompts", "select_rows"]
+__all__ = [
+    "PromptSource",
+    "all_prompts",
+    "code_columns",
+    "prompts_from_batch",
+    "select_prompts",
+    "select_rows",
+]
 
 CODES_COLUMN = "image_codes"
+CONTEXT_COLUMN = "context_codes"
+"""Optional: codes (N, rows * columns) of the pictures, or the frames of a clip, that a prompt shows first."""
 
 
 def select_prompts(store: FeatureStore, condition: str) -> View:
@@ -39,11 +48,25 @@ def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
         raise ConfigError("prompts need pictures; give the loader an image field")
     pictures = uint8_from_pixels(batch.images)
     codes = batch.tensors[CODES_COLUMN].numpy()
+    context = batch.tensors[CONTEXT_COLUMN].numpy() if CONTEXT_COLUMN in batch.tensors else None
     captions = batch.columns["caption"]
     return [
-        Prompt(key=key, direction=direction, caption=caption, codes=codes[i], image=pictures[i])
+        Prompt(
+            key=key,
+            direction=direction,
+            caption=caption,
+            codes=codes[i],
+            image=pictures[i],
+            context_codes=None if context is None else context[i],
+        )
         for i, (key, caption) in enumerate(zip(batch.keys, captions, strict=True))
     ]
+
+
+def code_columns(view: View) -> tuple[str, ...]:
+    """Tensor columns that prompts are made of: codes, and those of a context where the store has them."""
+    has_context = CONTEXT_COLUMN in view.store.tensor_columns
+    return (CODES_COLUMN, CONTEXT_COLUMN) if has_context else (CODES_COLUMN,)
 
 
 def all_prompts(view: View, direction: Direction, *, image_size: int) -> list[Prompt]:
@@ -96,7 +119,7 @@ def _loader(view: View, image_size: int, **options: Any) -> Loader:
     return Loader(
         view,
         image=ImageField(size=(image_size, image_size)),
-        tensors=(CODES_COLUMN,),
+        tensors=code_columns(view),
         columns=("caption",),
         **options,
     )

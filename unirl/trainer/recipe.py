@@ -59,6 +59,8 @@ class SupervisedTraining:
     batch_size: int = 64
     text_fraction: float = 0.125
     """Share of each batch that is learnt from picture to words as well as from words to picture."""
+    unconditional_fraction: float = 0.0
+    """Share of each batch that is drawn without its caption, as guidance needs; see `train_supervised`."""
     learning_rate: float = 5e-3
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from unirl.algorithms.masking import masked_sum
 from unirl.algorithms.muon import Muon
 from unirl.algorithms.schedule import learning_rate_factor
-from unirl.policies.token_lm import TokenLM, left_pad
+from unirl.policies.policy import Policy, left_pad
 from unirl.types import Direction, Prompt
 
 __all__ = ["SupervisedReport", "supervised_batch", "train_supervised"]
@@ -26,13 +26,18 @@ class SupervisedReport:
     image_loss: float
 
 
-def supervised_batch(policy: TokenLM, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor, int, Tensor]:
-    """Lay out prompts with their true responses.
+def supervised_batch(
+    policy: Policy, prompts: Sequence[Prompt], *, unconditional: int = 0
+) -> tuple[Tensor, Tensor, int, Tensor]:
+    """Lay out prompts with their true responses; the last `unconditional` ones without their conditions.
 
     Returns:
         int64 (B, L + T) ids, bool (B, L + T) attention mask, L, and bool (B, T), True on response tokens.
     """
-    ids, mask = left_pad([policy.prompt_ids(prompt) for prompt in prompts], policy.vocabulary.pad)
+    first = len(prompts) - unconditional
+    rows = [policy.prompt_ids(prompt) for prompt in prompts[:first]]
+    rows += [policy.unconditional_ids(prompt) for prompt in prompts[first:]]
+    ids, mask = left_pad(rows, policy.vocabulary.pad)
     responses = [torch.tensor(policy.response_ids(prompt)) for prompt in prompts]
     padded = torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=policy.vocabulary.pad)
     lengths = torch.tensor([len(response) for response in responses])
@@ -46,11 +51,12 @@ def supervised_batch(policy: TokenLM, prompts: Sequence[Prompt]) -> tuple[Tensor
 
 
 def train_supervised(
-    policy: TokenLM,
+    policy: Policy,
     batches: Iterable[Sequence[Prompt]],
     *,
     steps: int,
     text_fraction: float = 0.125,
+    unconditional_fraction: float = 0.0,
     learning_rate: float = 2e-3,
     weight_decay: float = 0.05,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
@@ -63,6 +69,8 @@ def train_supervised(
         steps: Optimizer steps.
         text_fraction: Share of each batch that is also learnt from picture to words. A caption is a few easy
             tokens behind a long prompt: a small share costs little and suffices.
+        unconditional_fraction: Share of each batch that is drawn without its caption. Guidance contrasts with
+            such drawings, so it needs a policy that has learnt them; 0.1 is usual.
         learning_rate: Peak of Muon and AdamW alike, after a warm-up over the first twentieth, cosine to a
             twentieth.
         weight_decay: Of both.
@@ -83,7 +91,9 @@ def train_supervised(
         described = prompts[: max(round(text_fraction * len(prompts)), 1)]
         losses = {
             "text": _loss(policy, described, "text"),
-            "image": _loss(policy, prompts, "image"),
+            "image": _loss(
+                policy, prompts, "image", unconditional=round(unconditional_fraction * len(prompts))
+            ),
         }
         loss = losses["text"] + losses["image"]
         policy.zero_grad(set_to_none=True)
@@ -103,20 +113,28 @@ def train_supervised(
     )
 
 
-def _optimizers(policy: TokenLM, learning_rate: float, weight_decay: float) -> list[torch.optim.Optimizer]:
+def _optimizers(policy: Policy, learning_rate: float, weight_decay: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embedding and head, AdamW for the rest."""
     ends = {id(policy.lm.get_input_embeddings().weight), id(policy.lm.get_output_embeddings().weight)}
-    matrices = [p for p in policy.lm.parameters() if p.ndim == 2 and id(p) not in ends]
+    matrices = [p for p in policy.trained_parameters() if p.ndim == 2 and id(p) not in ends]
     inside = {id(p) for p in matrices}
-    others = [p for p in policy.lm.parameters() if id(p) not in inside]
+    others = [p for p in policy.trained_parameters() if id(p) not in inside]
     return [
         Muon(matrices, learning_rate=learning_rate, weight_decay=weight_decay),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay),
     ]
 
 
-def _loss(policy: TokenLM, prompts: Sequence[Prompt], direction: Direction) -> Tensor:
+def _loss(
+    policy: Policy, prompts: Sequence[Prompt], direction: Direction, *, unconditional: int = 0
+) -> Tensor:
     turned = [replace(prompt, direction=direction) for prompt in prompts]
-    ids, mask, prompt_length, response_mask = supervised_batch(policy, turned)
-    output = policy(ids, mask, prompt_length=prompt_length, direction=direction)
+    ids, mask, prompt_length, response_mask = supervised_batch(policy, turned, unconditional=unconditional)
+    output = policy(
+        ids,
+        mask,
+        prompt_length=prompt_length,
+        direction=direction,
+        pictures=policy.pictures(turned[: len(turned) - unconditional]),
+    )
     return -masked_sum(output.logprobs, response_mask) / response_mask.sum()

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from unirl.algorithms import add_metrics, kl_loss, masked_sum, value_loss
-from unirl.policies.token_lm import TokenLM
+from unirl.policies.policy import Policy
 from unirl.trainer.algorithms import ALGORITHMS, kl_place, loss_count, loss_weights
 from unirl.trainer.distributed import global_count
 from unirl.trainer.replay import replay_tokens
@@ -157,9 +157,15 @@ def _replay(
     accelerator: Accelerator, model: nn.Module, prompts: Sequence[Prompt], stage: Stage
 ) -> dict[str, Tensor]:
     """Add the gradient of the supervised loss, per token over all ranks."""
-    policy: TokenLM = accelerator.unwrap_model(model)
+    policy: Policy = accelerator.unwrap_model(model)
     ids, attention, prompt_length, mask = supervised_batch(policy, prompts)
-    output = model(ids, attention, prompt_length=prompt_length, direction=prompts[0].direction)
+    output = model(
+        ids,
+        attention,
+        prompt_length=prompt_length,
+        direction=prompts[0].direction,
+        pictures=policy.pictures(prompts),
+    )
     loss = -masked_sum(output.logprobs, mask)
     denominator = global_count(accelerator, mask)
     accelerator.backward(stage.replay_coef * loss / denominator * accelerator.num_processes)

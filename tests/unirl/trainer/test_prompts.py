@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from storage import FeatureStore
@@ -29,6 +30,21 @@ def test_prompts_carry_what_both_directions_need(toy: SimpleNamespace, toy_store
         assert prompt.caption == toy.CAPTIONS[number % 16]
         assert (prompt.image == toy.picture(number)).all()
         assert (prompt.codes == codes[number : number + 1][0]).all()
+
+
+def test_frames_of_a_stored_context_are_shown_first(toy: SimpleNamespace, tmp_path: Path) -> None:
+    """A clip's frames, or other pictures, as a tensor column of codes."""
+    store = toy.make_store(tmp_path / "store")
+    frames = np.arange(3 * toy.LENGTH, dtype=np.int16).reshape(3, toy.LENGTH) % toy.NUM_CODES
+    values = [(f"toy/{n:02d}", np.roll(frames, n, axis=0)) for n in range(toy.NUM_ROWS)]
+    store.add_column("context_codes", values, dtype="int16", shape=frames.shape)
+    prompts = all_prompts(store.refresh().select("split = 'eval'"), "image", image_size=8)
+    policy = toy.make_policy()
+    for n, prompt in zip(range(0, 32, 4), prompts, strict=True):
+        assert prompt.context_codes is not None
+        shown = [i for frame in np.roll(frames, n, axis=0) for i in policy.vocabulary.picture(frame.tolist())]
+        words = policy.vocabulary.words(prompt.caption)
+        assert policy.prompt_ids(prompt) == [policy.vocabulary.bos, *shown, *words, 4]
 
 
 def test_an_epoch_gives_every_prompt_once(toy_store: FeatureStore) -> None:

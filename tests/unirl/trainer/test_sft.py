@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import repeat
+from itertools import cycle, repeat
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +21,33 @@ def test_prompts_and_true_responses_side_by_side(toy: SimpleNamespace, direction
         assert real == policy.prompt_ids(prompt) + policy.response_ids(prompt)
         assert ids[row, prompt_length:][mask[row]].tolist() == policy.response_ids(prompt)
         assert attention[row, prompt_length:].equal(mask[row])
+
+
+def test_the_last_rows_may_go_without_their_conditions(toy: SimpleNamespace) -> None:
+    policy, prompts = toy.make_policy(), toy.make_prompts("image", 3)
+    ids, attention, _, _ = supervised_batch(policy, prompts, unconditional=1)
+    starts = [
+        policy.prompt_ids(prompts[0]),
+        policy.prompt_ids(prompts[1]),
+        policy.unconditional_ids(prompts[2]),
+    ]
+    for row, (prompt, start) in enumerate(zip(prompts, starts, strict=True)):
+        assert ids[row][attention[row]].tolist() == start + policy.response_ids(prompt)
+
+
+def test_drawing_without_a_caption_is_learnt_when_asked(toy: SimpleNamespace) -> None:
+    """Otherwise what guidance contrasts with is a prompt that the policy never saw."""
+    prompts = toy.make_prompts("image", 4)
+    losses = []
+    for fraction in (0.0, 0.5):
+        policy = toy.make_policy()
+        batches = cycle([prompts, prompts[::-1]])
+        train_supervised(policy, batches, steps=30, learning_rate=1e-2, unconditional_fraction=fraction)
+        ids, attention, length, mask = supervised_batch(policy, prompts, unconditional=4)
+        with torch.no_grad():
+            output = policy(ids, attention, prompt_length=length, direction="image")
+        losses.append(-float(output.logprobs[mask].mean()))
+    assert losses[1] < 0.8 * losses[0], losses
 
 
 def test_the_loss_falls_in_both_directions(toy: SimpleNamespace) -> None:
