@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from datapipe.sources.listing import METADATA_NAMES
 from datapipe.sources.record import Source
 from datapipe.sources.rows import is_table
@@ -10,6 +12,7 @@ from storage import FeatureStore
 
 __all__ = ["OpenFaults"]
 
+_LOST, _PART = "damaged", "part "  # how a repair records a row
 _AFTER_NAME = ("!", ":", "#", " @")  # what follows the name of a file in places within it
 
 
@@ -22,11 +25,15 @@ class OpenFaults:
         """
         self._reasons: dict[str, set[str]] = {}
         self._met: set[str] = set()
+        self._lost: dict[str, list[str]] = {}  # key -> places in the store, of rows that a repair gave up
         if store is None:
             return
-        table = store.quarantined()
-        for place, reason in zip(table.column("place").to_pylist(), table.column("reason").to_pylist()):
-            self._reasons.setdefault(place, set()).add(reason.partition(":")[0])
+        columns = (store.quarantined().column(name).to_pylist() for name in ("key", "place", "reason"))
+        for key, place, reason in zip(*columns):
+            code = reason.partition(":")[0]
+            self._reasons.setdefault(place, set()).add(code)
+            if code == _LOST and place.startswith(_PART):
+                self._lost.setdefault(key, []).append(place)
 
     def meet(self, place: str, reason: str) -> bool:
         """Note that a place is bad still; tell whether the quarantine has this reason for it."""
@@ -40,6 +47,10 @@ class OpenFaults:
             return False
         known.clear()
         return True
+
+    def found_again(self, keys: Iterable[str]) -> list[str]:
+        """Places of rows of these keys that a repair of the store gave up. They are forgotten."""
+        return [place for key in keys for place in self._lost.pop(key, ())] if self._lost else []
 
     @property
     def places(self) -> frozenset[str]:

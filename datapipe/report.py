@@ -49,6 +49,7 @@ class IngestReport:
     num_videos: int
     formats: Mapping[str, int]  # of added rows
     modes: Mapping[str, int]  # of added rows, Pillow's names
+    codecs: Mapping[str, int]  # of added videos, FFmpeg's names
     blob_bytes: int  # of added rows
     max_bad_fraction: float
     is_dry_run: bool  # nothing was written; the counts are what would have happened

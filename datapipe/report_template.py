@@ -71,10 +71,11 @@ over {{ "%.1f" | format(report.wall_s) }} s</div>
 {{ reasons("Notes", report.notes, report.note_examples) }}
 
 {% if report.formats %}
-<h2>Formats and modes of what was added</h2>
+<h2>Formats, modes and codecs of what was added</h2>
 {% macro listed(counts) %}{% for name, count in counts.items() %}{{ name }} {{ count }}\
 {{ ", " if not loop.last }}{% endfor %}{% endmacro %}
-<p>{{ listed(report.formats) }}{% if report.modes %}; {{ listed(report.modes) }}{% endif %}</p>
+<p>{{ listed(report.formats) }}{% if report.modes %}; {{ listed(report.modes) }}{% endif %}\
+{% if report.codecs %}; {{ listed(report.codecs) }}{% endif %}</p>
 {% endif %}
 
 {% if histograms %}

@@ -67,10 +67,10 @@ class Settling:
         """What an outcome comes to, after a look at what was met before."""
         result = outcome.result
         if isinstance(result, SourceEnd):
-            for place in self._faults.settled_by(outcome.source):
-                yield replace(outcome, result=Resolved(place))
+            yield from self._resolved(outcome, self._faults.settled_by(outcome.source))
         elif isinstance(result, TextColumns):
             if self._are_new(result, outcome.source.base):
+                yield from self._resolved(outcome, self._faults.found_again(result.keys))
                 yield outcome
                 return
             for row in result.rows(outcome.source.name):
@@ -85,11 +85,17 @@ class Settling:
             yield from self._in_place_of_others(settled)
 
     def _in_place_of_others(self, outcome: Outcome) -> Iterator[Outcome]:
-        """A fault settles what the quarantine says about its place for another reason."""
+        """A fault settles what is said about its place for another reason; a row, that it was lost."""
         result = outcome.result
         if isinstance(result, Fault) and self._faults.outdates(outcome.full_place, result.reason):
             yield replace(outcome, result=Resolved(outcome.full_place))
+        elif isinstance(result, Row):
+            yield from self._resolved(outcome, self._faults.found_again([result.key]))
         yield outcome
+
+    @staticmethod
+    def _resolved(outcome: Outcome, places: Sequence[str]) -> Iterator[Outcome]:
+        return (replace(outcome, result=Resolved(place)) for place in places)
 
     def _are_new(self, rows: TextColumns, base: str) -> bool:
         """Whether no key was met before; if so, all count as met now."""

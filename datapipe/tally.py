@@ -40,6 +40,7 @@ class Tally:
     notes: Counter[str] = field(default_factory=Counter)
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
+    codecs: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[Example]] = field(default_factory=dict)
     note_examples: dict[str, list[Example]] = field(default_factory=dict)
     duplicate_examples: list[Example] = field(default_factory=list)
@@ -64,6 +65,7 @@ class Tally:
             self.num_multi_frame += "frame" in columns
         else:
             self.num_videos += 1
+            self.codecs[str(columns.get("codec", "not looked at"))] += 1
         for name in row.media.notes:
             self._count_note(name, Example(place=full_place, key=row.key, detail=_NOTES.get(name, "")))
 
@@ -150,6 +152,7 @@ class Tally:
             num_videos=self.num_videos,
             formats=dict(self.formats),
             modes=dict(self.modes),
+            codecs=dict(self.codecs),
             blob_bytes=self.blob_bytes,
             max_bad_fraction=max_bad_fraction,
             is_dry_run=is_dry_run,

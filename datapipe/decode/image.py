@@ -62,9 +62,9 @@ def decode_image(
     Args:
         data: The encoded file. The format is told by content.
         size: (height, width) in pixels wanted. A picture of that size keeps its exact pixels; another is
-            resized. The aspect ratio is not kept. None keeps the size. A JPEG of three times the size or
-            more may be shrunk to no less than that while it is decoded, which changes the result by less
-            than one grey level in the mean, two on pure noise.
+            resized. The aspect ratio is not kept. None keeps the size. A JPEG that shrinks is decoded by
+            a faster transform, and one of three times the size or more to a smaller size right away. That
+            changes the result by about one grey level in the mean, two at most.
         resample: Filter of the resizing, antialiased by default; see resize_pixels.
         background: RGB 0..255 behind transparent pixels.
         max_pixels: Pictures whose header claims more are refused before any pixel is decoded.

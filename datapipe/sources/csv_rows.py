@@ -1,4 +1,8 @@
-"""CSV and TSV, row by row, as text. One bad row does not lose the others."""
+"""CSV and TSV, row by row, as text. One bad row does not lose the others.
+
+A .tsv has tabs. Of a .csv whose header has no comma, the separator is a semicolon, a tab or a bar if the
+header has one: spreadsheets of many countries write semicolons.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["csv_columns", "read_csv_rows"]
 
+_OTHER_SEPARATORS: Final = ";\t|"
 _MAX_FIELD_CHARS: Final = 64 * 2**20  # a picture in base64 fits
 
 
@@ -91,13 +96,20 @@ class _Lines:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._header: str | None = None  # read ahead
         self.is_over = False
+
+    def header(self) -> str:
+        """The first line, which comes again as the first of all."""
+        self._header = next(self, "")
+        self.is_over = False
+        return self._header
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        line = self._file.readline(_MAX_FIELD_CHARS)
+        line, self._header = self._header or self._file.readline(_MAX_FIELD_CHARS), None
         if not line:
             self.is_over = True
             raise StopIteration
@@ -107,8 +119,12 @@ class _Lines:
 
 
 def _reader(lines: _Lines, path: SourcePath) -> _csv.Reader:
-    is_tabbed = strip_compression(path.name).lower().endswith(".tsv")
-    return csv.reader(lines, delimiter="\t" if is_tabbed else ",")
+    separator = "\t"
+    if not strip_compression(path.name).lower().endswith(".tsv"):
+        header = lines.header()
+        others = [mark for mark in _OTHER_SEPARATORS if mark in header]
+        separator = others[0] if others and "," not in header else ","
+    return csv.reader(lines, delimiter=separator)
 
 
 def _next(reader: _csv.Reader) -> list[str] | None:

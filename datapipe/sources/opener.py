@@ -6,7 +6,7 @@ import difflib
 import glob
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, get_args
 
 import braceexpand
@@ -92,10 +92,14 @@ def _open_files(
         yield from _open_hf(path, fields, key_prefix)
     else:
         suffixes = tuple(TABLE_SUFFIXES if kind == "prompts" else _TABLES_IN_FOLDERS)
+        taken: set[str] = set()
         for file in _files_of(path, suffixes):
+            stem = PurePosixPath(strip_compression(file.name)).stem
+            own = file.name if stem in taken else stem  # prompts.jsonl and prompts.txt in one folder
+            taken.add(stem)
             is_prompts = kind == "prompts" or file.suffix.lower() == ".txt"
             table_fields = replace(fields, is_text_only=True) if is_prompts else fields
-            yield TableSource(file, fields=table_fields, key_prefix=key_prefix)
+            yield TableSource(file, fields=table_fields, key_prefix=key_prefix, stem=own)
 
 
 def _open_hf(folder: SourcePath, fields: FieldMap, key_prefix: str | None) -> Iterator[Source]:

@@ -48,12 +48,14 @@ class TableSource:
         fields: FieldMap | None = None,
         key_prefix: str | None = None,
         constants: Mapping[str, str] | None = None,
+        stem: str | None = None,
     ) -> None:
         """Args:
         path: The table.
         fields: Names of key, image and caption.
         key_prefix: Put before every key.
         constants: Columns that every row gets, unless the table has them.
+        stem: Stands before the number in keys; None for the table's name without its suffix.
 
         Raises:
             SourceError: If the head of the table tells that it cannot be used.
@@ -66,7 +68,7 @@ class TableSource:
             raise SourceError(f"{self.path}: no such file")
         self.name = printable(self.path.resolve().as_posix())
         self.base = self.name.rpartition("/")[0]
-        self._stem = PurePosixPath(strip_compression(self.path.name)).stem
+        self._stem = stem or PurePosixPath(strip_compression(self.path.name)).stem
         check_table(self.path, self._fields)
 
     def count(self) -> int | None:

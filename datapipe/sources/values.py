@@ -20,7 +20,8 @@ _INT64_MAX: Final = 2**63 - 1
 def clean_value(value: object, *, field_name: str) -> str | int | float | bool | None:
     """Turn one metadata value into what the index can hold without losing anything.
 
-    Text, booleans and integers of 64 bits stay. NaN becomes None. Larger integers, decimals, dates and
+    Text, booleans and integers of 64 bits stay. NaN becomes None, in nested values as well as infinities,
+    which JSON does not know. Larger integers, decimals, dates and
     nested values become text (JSON for lists and dicts), so that no type is guessed from a first row.
 
     Raises:
@@ -39,12 +40,20 @@ def clean_value(value: object, *, field_name: str) -> str | int | float | bool |
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_json_default)
+        text = json.dumps(_finite(value), ensure_ascii=False, default=_json_default)
     except (TypeError, ValueError) as error:
         raise DecodeError(
             "bad_value", f"{field_name}: {type(value).__name__} cannot be kept: {error}"
         ) from error
     return check_text(text, field=field_name)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _json_default(value: object) -> str:

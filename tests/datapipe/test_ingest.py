@@ -191,6 +191,30 @@ def test_a_key_of_a_picture_that_was_left_out_is_free(tmp_path: Path) -> None:
     assert FeatureStore.open(tmp_path / "store").select().keys() == ["a", "b"]
 
 
+def test_rows_that_a_repair_gave_up_are_settled_when_they_come_again(tmp_path: Path) -> None:
+    folder, store = write_folder(tmp_path / "set", 2), FeatureStore.create(tmp_path / "store")
+    with store.writer(message="as a repair records them") as writer:
+        for at, key in enumerate(("0", "another")):
+            writer.quarantine(key=key, place=f"part ab, row {at}", reason="damaged: the blob is altered")
+    keys = [path.stem for path in sorted(folder.glob("*.*")) if path.suffix != ".txt"]
+    with store.refresh().writer(message="the other one") as writer:
+        writer.quarantine(key=keys[0], place="part ab, row 7", reason="damaged: the blob is altered")
+    ingest(folder, store.path, progress=False)
+    left = FeatureStore.open(store.path).quarantined()
+    assert "part ab, row 7" not in left.column("place").to_pylist()
+    assert "part ab, row 1" in left.column("place").to_pylist()
+
+
+def test_the_first_and_the_last_of_an_ingest_need_no_pandas(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "set", 3)
+    program = (
+        "import sys; from datapipe import ingest; "
+        f"ingest({str(folder)!r}, {str(tmp_path / 'store')!r}, progress=False); "
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_the_same_rows_from_a_moved_folder_are_known(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "set", 3)
     ingest(folder, tmp_path / "store")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -66,9 +67,11 @@ def test_a_folder_of_videos(tmp_path: Path) -> None:
     for name, (data, _) in {**GOOD, **BAD}.items():
         (source / name).write_bytes(data)
         (source / name).with_suffix(".txt").write_text(f"clip {name}\n")
-    ingest(source, tmp_path / "store", max_bad_fraction=0.9, progress=False)
+    report = ingest(source, tmp_path / "store", max_bad_fraction=0.9, progress=False)
     store = FeatureStore.open(tmp_path / "store")
     assert len(store.select().rows) == len(GOOD)
+    codecs = Counter(str(facts.get("codec", "h264")) for _, facts in GOOD.values())
+    assert report.codecs == codecs and store.select("codec = 'vp8'").rows.size == codecs["vp8"]
     check_rows(store)
     assert reasons(store) == {name: reason for name, (_, reason) in BAD.items()}
 

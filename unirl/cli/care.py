@@ -12,7 +12,7 @@ import typer
 
 from datapipe.decode import check_image
 from storage import FeatureStore, RepairReport, repair_store
-from unirl.cli.output import AsJson, StorePath, progress_bar, tell
+from unirl.cli.output import AsJson, StoreFolder, StorePath, counted, progress_bar, tell
 
 __all__ = ["COMMANDS", "compact", "gc", "repair", "verify"]
 
@@ -51,7 +51,7 @@ def verify(
 
 
 def repair(
-    store: StorePath,
+    store: StoreFolder,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tell what would be done, and write nothing.")
     ] = False,
@@ -75,7 +75,7 @@ def repair(
 
 
 def compact(
-    store: StorePath,
+    store: StoreFolder,
     part_mb: Annotated[int, typer.Option(min=1, help="Size of a part, in MiB.")] = 1024,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +94,7 @@ def compact(
 
 
 def gc(
-    store: StorePath,
+    store: StoreFolder,
     keep_last: Annotated[
         int | None,
         typer.Option(min=1, help="Also remove old snapshots but so many; never one with a tag or in use."),
@@ -110,7 +110,7 @@ def gc(
     """
     report = FeatureStore.open(store).gc(grace_s=grace_hours * 3600, keep_last=keep_last)
     facts = {"removed": report.removed, "bytes": report.bytes}
-    tell(facts, f"removed {len(report.removed)} files, {report.bytes} bytes", as_json)
+    tell(facts, f"removed {counted(len(report.removed), 'file')}, {report.bytes} bytes", as_json)
 
 
 COMMANDS: Final[dict[str, Callable[..., None]]] = {
@@ -150,7 +150,11 @@ def _print_repair(report: RepairReport, *, dry_run: bool) -> None:
     for path, text in report.broken.items():
         typer.echo(f"{path}: {text}")
     for name, count in report.missing.items():
-        typer.echo(f"{count} rows have no value of tensor {name} any more; compute it again with add_column")
+        have = "has" if count == 1 else "have"
+        typer.echo(
+            f"{counted(count, 'row')} {have} no value of tensor {name} any more; "
+            "compute it again with add_column"
+        )
     for row in report.lost[:_SHOWN_ROWS]:
         typer.echo(f"lost: row {row.row}, key {row.key!r}: {row.reason}")
     if len(report.lost) > _SHOWN_ROWS:
@@ -159,6 +163,6 @@ def _print_repair(report: RepairReport, *, dry_run: bool) -> None:
         typer.echo("nothing was written; run without --dry-run to repair")
     else:
         typer.echo(
-            f"snapshot {report.snapshot} is published, {len(report.lost)} rows are lost; "
-            f"{len(report.moved)} files and lost_keys.jsonl are in {report.folder}"
+            f"snapshot {report.snapshot} is published, {counted(len(report.lost), 'row')} lost; "
+            f"{counted(len(report.moved), 'file')} and lost_keys.jsonl are in {report.folder}"
         )

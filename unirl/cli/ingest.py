@@ -170,6 +170,8 @@ def _print_report(report: IngestReport) -> None:
     table.add_row("duplicates", f"{report.num_duplicate_content}, {report.num_left_out} of them left out")
     table.add_row("turned upright", str(report.num_reoriented))
     table.add_row("formats", ", ".join(f"{name} {count}" for name, count in report.formats.items()) or "-")
+    if report.codecs:
+        table.add_row("codecs", ", ".join(f"{name} {count}" for name, count in report.codecs.items()))
     table.add_row("rate", f"{report.rows_per_s:.0f} samples/s over {report.wall_s:.1f} s")
     for kind, counts, examples in (
         ("bad", report.reasons, report.examples),

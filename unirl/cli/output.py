@@ -12,15 +12,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-__all__ = ["AsJson", "StorePath", "progress_bar", "tell", "two_columns"]
+__all__ = ["AsJson", "StoreFolder", "StorePath", "counted", "progress_bar", "tell", "two_columns"]
 
 StorePath = Annotated[str, typer.Argument(help="Folder of the store; to read, also its URL.")]
+StoreFolder = Annotated[str, typer.Argument(help="Folder of the store, on this machine.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
 def tell(facts: object, text: str, as_json: bool) -> None:
     """Print facts as JSON, or a text that says the same."""
     typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else text)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 row`, `2 rows`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def two_columns() -> Table:

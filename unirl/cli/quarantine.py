@@ -17,7 +17,7 @@ from datapipe import retry
 from datapipe.decode.sniff import sniff_image_format
 from datapipe.errors import DecodeError
 from storage import FeatureStore
-from unirl.cli.output import AsJson, StorePath
+from unirl.cli.output import AsJson, StorePath, counted
 from unirl.cli.signals import stop_on_signal
 
 __all__ = ["quarantine"]
@@ -57,11 +57,13 @@ def quarantine(
 
 def _retry(store: str, max_pixels: int | None, workers: int, *, is_quiet: bool) -> None:
     with stop_on_signal() as should_stop:
-        reports = retry(
+        found = retry(
             store, max_pixels=max_pixels, workers=workers, progress=not is_quiet, should_stop=should_stop
         )
-    num_added, num_bad = sum(each.num_added for each in reports), sum(each.num_bad for each in reports)
-    typer.echo(f"{num_added} added, {num_bad} bad still", err=is_quiet)
+    for text in found.gone:
+        typer.echo(f"gone: {text}", err=True)
+    left_out = f", {counted(len(found.gone), 'source')} gone" if found.gone else ""
+    typer.echo(f"{found.num_added} added, {found.num_bad} bad still{left_out}", err=is_quiet)
 
 
 def _of_reason(table: pa.Table, reason: str | None) -> pa.Table:
@@ -99,7 +101,7 @@ def _print(table: pa.Table) -> None:
     counts = Counter(_code(text) for text in table.column("reason").to_pylist())
     for code, count in counts.most_common():
         typer.echo(f"{count:8d} {code}")
-    typer.echo(f"{table.num_rows} rows")
+    typer.echo(counted(table.num_rows, "row"))
 
 
 def _code(reason: str) -> str:

@@ -104,3 +104,11 @@ def test_one_slash_stands_after_a_prefix(tmp_path: Path, prefix: str) -> None:
     (tmp_path / "prompts.txt").write_text("a red circle\n")
     (source,) = open_sources([tmp_path / "prompts.txt"], key_prefix=prefix)
     assert [item.key for item in source.items() if isinstance(item, Record)] == ["p/prompts/00000001"]
+
+
+def test_tables_that_differ_in_their_suffix_have_keys_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "prompts.txt").write_text("b\n")
+    sources = open_sources([tmp_path], format="prompts")
+    keys = [item.key for source in sources for item in source.items() if isinstance(item, Record)]
+    assert keys == ["prompts/00000001", "prompts.txt/00000001"]

@@ -39,6 +39,14 @@ def test_tsv(tmp_path: Path) -> None:
     assert read(tmp_path / "t.tsv") == [{"id": "1", "caption": "a, b"}]
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_csv_of_other_separators(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "t.csv").write_text(f'id{mark}caption\n1{mark}a, b\n2{mark}"c{mark}d"\n')
+    assert read(tmp_path / "t.csv") == [{"id": "1", "caption": "a, b"}, {"id": "2", "caption": f"c{mark}d"}]
+    (tmp_path / "u.csv").write_text(f"caption{mark}s,id\na,1\n")
+    assert read(tmp_path / "u.csv") == [{f"caption{mark}s": "a", "id": "1"}]
+
+
 def test_csv_field_without_end(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('id,caption\n1,ok\n2,"' + "x" * 200_000)
     assert read(tmp_path / "t.csv") == [{"id": "1", "caption": "ok"}, "t.csv:3 bad_csv"]

@@ -31,6 +31,7 @@ def test_plain_values_stay(value: object) -> None:
         (datetime.date(2020, 1, 2), "2020-01-02"),
         (datetime.datetime(2020, 1, 2, 3, 4, tzinfo=datetime.UTC), "2020-01-02T03:04:00+00:00"),
         ([], "[]"),
+        ({"a": [float("nan"), 1.5], "b": float("inf")}, '{"a": [null, 1.5], "b": null}'),
         ([{"k": "ü"}], '[{"k": "ü"}]'),
         ({"b": b"\x01", "d": datetime.date(2020, 1, 2)}, '{"b": "AQ==", "d": "2020-01-02"}'),
     ],

@@ -102,7 +102,7 @@ def test_repair_of_a_store_that_cannot_be_opened(store: FeatureStore) -> None:
     assert isinstance(call("verify", store.path).exception, StorageError)
     result = call("repair", store.path)
     assert result.exit_code == 0 and "snapshot 1 stands in for it" in result.output
-    assert "snapshot 3 is published, 0 rows are lost; 1 files" in result.output
+    assert "snapshot 3 is published, 0 rows lost; 1 file and" in result.output
     assert call("verify", store.path).exit_code == 0
 
 

@@ -80,7 +80,7 @@ def test_over_the_budget_ends_with_3(folder: Path, tmp_path: Path) -> None:
     listed = json.loads(call("quarantine", tmp_path / "store", "--json").output)
     assert [(row["key"], row["place"]) for row in listed] == [("zero", f"{folder}/zero.png")]
     assert "0 rows" in call("quarantine", tmp_path / "store", "--reason", "html").output
-    assert "1 rows" in call("quarantine", tmp_path / "store", "--reason", "empty").output
+    assert "1 row\n" in call("quarantine", tmp_path / "store", "--reason", "empty").output
 
 
 def test_options_reach_the_ingest(folder: Path, tmp_path: Path) -> None:

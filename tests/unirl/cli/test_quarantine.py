@@ -67,6 +67,22 @@ def test_retry_needs_to_know_the_sources(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code != 0 and "2 places are in quarantine" in str(result.exception or result.output)
 
 
+def test_retry_goes_on_when_a_source_is_gone(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "e.png").write_bytes(b"")
+    (other / "e.json").write_text('{"words": "e"}')
+    for source in (other, folder):
+        ingest(source, tmp_path / "s")
+    (other / "e.png").unlink()
+    (other / "e.json").unlink()
+    other.rmdir()
+    result = call("quarantine", tmp_path / "s", "--retry", "--max-pixels", 5000)
+    assert result.exit_code == 0 and "1 source gone" in result.output, result.output
+    reasons = FeatureStore.open(tmp_path / "s").quarantined().column("reason").to_pylist()
+    assert any(reason.startswith("empty") for reason in reasons)
+
+
 def test_saved_names_never_leave_the_folder(tmp_path: Path) -> None:
     store = FeatureStore.create(tmp_path / "s")
     with store.writer(message="m") as writer:
