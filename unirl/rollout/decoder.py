@@ -7,6 +7,7 @@ earlier row left there. Positions are the row's own; columns are only places in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,14 +49,14 @@ class Decoder(Protocol):
         """Let rows (K,) begin behind prompts `which` (K,) of a prefix, `lengths` (K,) tokens each."""
         ...
 
-    def step(self, ids: Tensor, positions: Tensor, oldest: int) -> Tensor:
+    def step(self, ids: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor:
         """Append one token to every row and return the hidden states (R, D) behind the last norm.
 
         Args:
             ids: int64 (R,).
             positions: int64 (R,).
-            oldest: Tokens in the longest row that still counts, the new one included. What is older can be
-                dropped.
+            lengths: R, tokens of each row with the new one; 1 for a row that does not count. What is older
+                than the longest can be dropped.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -15,6 +15,11 @@ from unirl.rollout.fused_weights import FusedLayer, FusedWeights
 from unirl.types import Direction
 
 __all__ = ["FusedDecoder"]
+
+BLOCK_ROWS = 8
+"""Rows of one block where rows of unequal length attend apart from each other."""
+BLOCKS_PAY = 0.8
+"""Share of the columns that blocks may read at most to be worth their calls."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries (N, heads, T, W), keys and values (N, kv heads, T, W)) -> (N, T, heads * W)."""
@@ -93,33 +98,46 @@ class FusedDecoder:
         hidden = columns < (end - lengths)[:, None]
         self._hidden_columns[rows] = torch.where(hidden, -torch.inf, 0.0).to(self.dtype)
 
-    def step(self, ids: Tensor, positions: Tensor, oldest: int) -> Tensor:
-        """Append a token to every row; attention looks at the last `oldest` columns."""
+    def step(self, ids: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Append a token to every row; attention looks at the columns that its rows use."""
+        oldest = max(lengths)
         if self._clock == self._keys.shape[3]:
             self._shift(oldest - 1)
-        at, first = self._clock, self._clock + 1 - oldest
-        rows, w = self._num_rows, self.weights
-        repeats = w.num_heads // w.num_kv_heads
-        hidden_columns = self._hidden_columns[:rows, None, first : at + 1]
+        at, blocks = self._clock, self._blocks(lengths, oldest)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            cached_k, cached_v = self._keys[layer, :rows], self._values[layer, :rows]
-            cached_k[:, :, at] = k[:, :, 0]
-            cached_v[:, :, at] = v[:, :, 0]
-            window = slice(first, at + 1)
-            scores = torch.bmm(
-                q.reshape(rows * w.num_kv_heads, repeats, w.head_width),
-                cached_k.flatten(0, 1)[:, window].transpose(1, 2),
-            ).view(rows, w.num_heads, oldest)
-            scores = scores.mul_(w.head_width**-0.5).add_(hidden_columns)
-            probs = scores.softmax(-1, dtype=self._softmax_dtype).to(self.dtype)
-            return torch.bmm(
-                probs.view(rows * w.num_kv_heads, repeats, oldest), cached_v.flatten(0, 1)[:, window]
-            ).view(rows, 1, w.num_heads * w.head_width)
+            self._keys[layer, : self._num_rows, :, at] = k[:, :, 0]
+            self._values[layer, : self._num_rows, :, at] = v[:, :, 0]
+            parts = [
+                self._attend(layer, q[rows], rows, slice(at + 1 - window, at + 1)) for rows, window in blocks
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         hidden = self._run(ids[:, None], positions[:, None], attend)
         self._clock += 1
         return hidden[:, 0]
+
+    def _blocks(self, lengths: Sequence[int], oldest: int) -> list[tuple[slice, int]]:
+        """Rows that attend together and the columns they look at: all, or blocks if those read much less."""
+        num = self._num_rows
+        blocks = []
+        for start in range(0, num, BLOCK_ROWS):
+            rows = slice(start, min(start + BLOCK_ROWS, num))
+            blocks.append((rows, max(lengths[rows])))
+        read = sum((rows.stop - rows.start) * window for rows, window in blocks)
+        return blocks if read < BLOCKS_PAY * num * oldest else [(slice(0, num), oldest)]
+
+    def _attend(self, layer: int, q: Tensor, rows: slice, window: slice) -> Tensor:
+        """Mix the values of some columns for queries (N, heads, 1, W) of some rows: (N, 1, heads * W)."""
+        w, num = self.weights, len(q)
+        grouped = (num * w.num_kv_heads, w.num_heads // w.num_kv_heads)
+        keys = self._keys[layer, rows].flatten(0, 1)[:, window]
+        values = self._values[layer, rows].flatten(0, 1)[:, window]
+        scores = torch.bmm(q.reshape(*grouped, w.head_width), keys.transpose(1, 2))
+        scores = scores.view(num, w.num_heads, -1).mul_(w.head_width**-0.5)
+        scores = scores.add_(self._hidden_columns[rows, None, window])
+        probs = scores.softmax(-1, dtype=self._softmax_dtype).to(self.dtype)
+        return torch.bmm(probs.view(*grouped, -1), values).view(num, 1, w.num_heads * w.head_width)
 
     def move(self, source: Tensor, target: Tensor, num_rows: int) -> None:
         """Copy the used columns of rows."""

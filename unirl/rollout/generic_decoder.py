@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,9 +62,9 @@ class GenericDecoder:
             layer.values[rows, :, start:] = values[which]
         self._seen[rows] = torch.arange(self._clock, device=rows.device) >= (self._clock - lengths)[:, None]
 
-    def step(self, ids: Tensor, positions: Tensor, oldest: int) -> Tensor:
-        """Append a token to every row; columns older than `oldest` are dropped."""
-        unused = self._clock + 1 - oldest
+    def step(self, ids: Tensor, positions: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Append a token to every row; columns older than the longest row are dropped."""
+        unused = self._clock + 1 - max(lengths)
         if unused > 0:
             for layer in _layers(self._cache):
                 layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]

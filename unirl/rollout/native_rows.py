@@ -30,6 +30,11 @@ class Added:
     is_ended: bool
 
 
+_Start = tuple[tuple[int, ...], str]
+"""Tokens, and `Policy.picture_key` of the pictures that placeholders among them stand for: rows with the same
+start share one run of it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Share:
     """A prompt that was run, for the samples that still wait for it."""
@@ -65,7 +70,8 @@ class Rows:
         self._logprobs = torch.zeros(len(samples), self.length, device=device)
         self._prompts = [self._branch_ids(sample) for sample in samples]
         self._queue = list(range(len(samples)))[::-1]
-        self._shares: dict[tuple[int, ...], _Share] = {}
+        self._shown = [policy.picture_key(sample.prompt) for sample in samples]
+        self._shares: dict[_Start, _Share] = {}
         self._written = [len(sample.ids) for sample in samples]
         self._is_ended = [False] * len(samples)
         num_places = min(max_rows, len(samples))
@@ -156,14 +162,15 @@ class Rows:
         return torch.stack(masks)[torch.tensor([order.index(kind) for kind in kinds])]
 
     def _step(self, ids: Tensor) -> None:
-        oldest = 1 + max(
-            len(branch) + self._written[sample] - len(self.samples[sample].ids) - 1
-            for sample in self._place_of
-            if sample is not None
-            for branch in self._prompts[sample]
-        )
+        lengths: list[int] = []
+        for sample in self._place_of:
+            if sample is None:
+                lengths.extend([1] * self.branches)
+            else:
+                added = self._written[sample] - len(self.samples[sample].ids)
+                lengths.extend(len(branch) + added for branch in self._prompts[sample])
         self._hidden = self.decoder.step(
-            ids.repeat_interleave(self.branches), self._positions.flatten(), oldest
+            ids.repeat_interleave(self.branches), self._positions.flatten(), lengths
         )
         self._positions += 1
 
@@ -177,8 +184,8 @@ class Rows:
         by_prefix: dict[int, tuple[Prefix, list[tuple[int, _Share]]]] = {}
         for place, sample in pairs:
             self._place_of[place] = sample
-            for branch, ids in enumerate(self._prompts[sample]):
-                share = self._shares[ids]
+            for branch, start in enumerate(self._starts(sample)):
+                share = self._shares[start]
                 row = place * self.branches + branch
                 by_prefix.setdefault(id(share.prefix), (share.prefix, []))[1].append((row, share))
                 self._positions[place, branch] = share.length
@@ -193,24 +200,29 @@ class Rows:
             lengths = torch.tensor([share.length for _, share in rows], device=device)
             self.decoder.place(targets, prefix, which, lengths)
             self._hidden[targets] = prefix.hidden[which]
-        waiting = {ids for sample in self._queue for ids in self._prompts[sample]}
-        self._shares = {ids: share for ids, share in self._shares.items() if ids in waiting}
+        waiting = {start for sample in self._queue for start in self._starts(sample)}
+        self._shares = {start: share for start, share in self._shares.items() if start in waiting}
 
     def _run_prompts(self, samples: Sequence[int]) -> None:
         """Run each distinct prompt of these samples that was not run yet, all in one batch."""
-        new: dict[tuple[int, ...], Prompt | None] = {}
+        new: dict[_Start, Prompt | None] = {}
         for sample in samples:
-            for branch, ids in enumerate(self._prompts[sample]):
-                if ids not in self._shares:
-                    new.setdefault(ids, self.samples[sample].prompt if branch == 0 else None)
+            for branch, start in enumerate(self._starts(sample)):
+                if start not in self._shares:
+                    new.setdefault(start, self.samples[sample].prompt if branch == 0 else None)
         if not new:
             return
-        ids, mask = left_pad(list(new), self.policy.vocabulary.pad)
+        ids, mask = left_pad([ids for ids, _ in new], self.policy.vocabulary.pad)
         pictures = self.policy.pictures([prompt for prompt in new.values() if prompt is not None])
         device = self._ids.device
         prefix = self.decoder.prefill(ids.to(device), mask.to(device), pictures)
-        for index, key in enumerate(new):
-            self._shares[key] = _Share(prefix=prefix, index=index, length=len(key))
+        for index, start in enumerate(new):
+            self._shares[start] = _Share(prefix=prefix, index=index, length=len(start[0]))
+
+    def _starts(self, sample: int) -> tuple[_Start, ...]:
+        """What each branch of a sample begins behind."""
+        shown = (self._shown[sample], "")
+        return tuple(zip(self._prompts[sample], shown[: self.branches], strict=True))
 
     def _compact(self) -> None:
         """Close the gaps once an eighth of the places is free."""

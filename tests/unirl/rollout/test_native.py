@@ -11,7 +11,7 @@ import torch
 
 from unirl.errors import ConfigError, RolloutError
 from unirl.policies.token_lm import TokenLM
-from unirl.rollout import native_rows
+from unirl.rollout import fused_decoder, native_rows
 from unirl.rollout.decoder import Decoder
 from unirl.rollout.engine import RolloutRequest, assemble, begin
 from unirl.rollout.fused_decoder import FusedDecoder
@@ -85,6 +85,17 @@ def test_a_long_queue_moves_its_cache_to_the_front(policy: TokenLM, toy: SimpleN
     """Forty samples through two places: the clock passes the end of the cache again and again."""
     request = request_for(toy.make_prompts("text", 4), 10, length=12)
     assert_same(NativeEngine(policy, max_rows=2).rollout(request), NativeEngine(policy).rollout(request))
+
+
+@pytest.mark.parametrize("sampling", [SamplingSettings(), GUIDED], ids=["plain", "guided"])
+def test_blocks_of_rows_attend_as_all_at_once(
+    policy: TokenLM, toy: SimpleNamespace, sampling: SamplingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_for(toy.make_prompts("text", 4), 10, length=12, sampling=sampling)
+    whole = NativeEngine(policy, max_rows=7).rollout(request)
+    monkeypatch.setattr(fused_decoder, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(fused_decoder, "BLOCKS_PAY", 1.5)
+    assert_same(NativeEngine(policy, max_rows=7).rollout(request), whole)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
