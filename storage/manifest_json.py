@@ -36,17 +36,34 @@ _CHECKSUM_MARK = b',\n"checksum": "'
 _PART_ID = re.compile(r"[0-9a-z]{1,64}")
 
 
+# id -> the part and its JSON, of the snapshot that was encoded last: a commit adds one part to many old ones.
+_part_texts: dict[str, tuple[Part, str]] = {}
+
+
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """The bytes of a snapshot file: a JSON object that ends with the checksum of all bytes before."""
     members = {"format": _dumps(FORMAT_VERSION)}
     for field in dataclass_fields(Snapshot):
         value = getattr(snapshot, field.name)
-        if isinstance(value, tuple):
+        if field.name == "parts":
+            members[field.name] = "[\n" + ",\n".join(_part_jsons(snapshot.parts)) + "\n]"
+        elif isinstance(value, tuple):
             members[field.name] = "[\n" + ",\n".join(_dumps(item) for item in value) + "\n]"
         else:
             members[field.name] = _dumps(value)
     body = ("{\n" + ",\n".join(f'"{name}": {text}' for name, text in members.items())).encode()
     return body + _CHECKSUM_MARK + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
+
+
+def _part_jsons(parts: tuple[Part, ...]) -> list[str]:
+    global _part_texts
+    known, texts = _part_texts, {}
+    for part in parts:
+        found = known.get(part.id)
+        texts[part.id] = found if found is not None and found[0] is part else (part, _dumps(part))
+    if texts:
+        _part_texts = texts
+    return [text for _, text in texts.values()]
 
 
 def _dumps(value: object) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,14 @@ def test_a_snapshot_reads_back_equal(filled):
     assert json.loads(content)["format"] == 2
     rewrite(filled, lambda fields: fields.update(message="rewritten"))
     assert FeatureStore.open(filled.path).snapshot.message == "rewritten"
+
+
+def test_parts_that_were_encoded_before_are_told_apart(filled):
+    parts = filled.snapshot.parts
+    changed = replace(filled.snapshot, parts=(replace(parts[0], first_row=1), *parts[1:]))
+    before = encode_snapshot(filled.snapshot)
+    assert encode_snapshot(changed) != before == encode_snapshot(filled.snapshot)
+    assert json.loads(encode_snapshot(changed))["parts"][0]["first_row"] == 1
 
 
 def test_an_altered_or_short_snapshot_is_refused(filled):
