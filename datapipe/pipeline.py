@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +22,15 @@ __all__ = ["StageCounters", "run_pipeline"]
 _LOOK_S: Final = 0.5
 
 logger = logging.getLogger("unirl.datapipe")
+
+_runs: weakref.WeakSet[_Run] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    """A thread that is in C++ code while the interpreter goes away would abort the program."""
+    for run in list(_runs):
+        run.stop()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,12 +124,13 @@ class _Run:
         ]
         self._done: dict[int, _Task] = {}
         self._condition = threading.Condition()
-        self._is_stopped = False
+        self._is_stopped = self._has_ended = False
         self._pid = os.getpid()
         self._threads: list[tuple[threading.Thread, _Lane]] = []
         self._processes: list[StageProcess] = []
 
     def start(self) -> None:
+        _runs.add(self)
         for place, lane in enumerate(self._lanes):
             for number in range(lane.stage.concurrency):
                 process = StageProcess(lane.stage) if lane.stage.executor == "process" else None
@@ -134,8 +146,12 @@ class _Run:
                 thread.start()
 
     def stop(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
         if os.getpid() != self._pid:
             return  # the workers are the parent's
+        _runs.discard(self)
         with self._condition:
             self._is_stopped = True
             self._condition.notify_all()

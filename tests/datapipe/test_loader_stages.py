@@ -372,3 +372,15 @@ def test_signals_end_the_program_and_its_processes(
         program.send_signal(number)
         assert program.wait(60) == -number
     assert not psutil.wait_procs(children, timeout=30)[1]
+
+
+def test_a_program_may_end_with_an_iterator_under_way(view: View) -> None:
+    script = (
+        "import sys; from datapipe import ImageField, Loader; from storage import FeatureStore; "
+        "view = FeatureStore.open(sys.argv[1]).select()[4:16]; "
+        "loader = Loader(view, batch_size=2, image=ImageField(size=(64, 64)), columns=()); "
+        "batches = loader.forever(); next(batches)"
+    )
+    command = [sys.executable, "-c", script, view.store.url]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
