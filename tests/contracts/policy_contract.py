@@ -21,7 +21,9 @@ from transformers import DynamicCache
 from unirl.algorithms.sampling import sample_tokens
 from unirl.policies.checkpoints import load_policy
 from unirl.policies.policy import Policy, PolicyOutput, left_pad
-from unirl.types import Direction, Prompt
+from unirl.rollout.engine import RolloutRequest
+from unirl.rollout.native import NativeEngine
+from unirl.types import Direction, Prompt, SamplingSettings
 
 DIRECTIONS: tuple[Direction, ...] = ("text", "image")
 MAX_WORDS = 3
@@ -127,6 +129,35 @@ class PolicyContract:
             assert values.shape == shape and values.dtype == torch.float32
         most = float(np.log(int(policy.allowed_at(drawn.direction, 0).sum())))
         assert (output.entropy >= -1e-6).all() and (output.entropy <= most + 1e-5).all()
+
+    @pytest.mark.parametrize("guidance", [1.0, 2.5])
+    def test_what_the_native_engine_samples_replays(
+        self, policy: Policy, prompts: list[Prompt], guidance: float
+    ) -> None:
+        sampling = SamplingSettings(temperature=0.8, guidance=guidance)
+        request = RolloutRequest(
+            prompts=prompts,
+            group_size=3,
+            max_new_tokens=policy.max_response_length(prompts[0].direction, MAX_WORDS),
+            sampling=sampling,
+            seeds=[(7, p) for p in range(len(prompts))],
+        )
+        rollout = NativeEngine(policy).rollout(request)
+        rows = [policy.unconditional_ids(prompt) for prompt in prompts]
+        ids, mask = left_pad(rows, policy.vocabulary.pad)
+        with torch.no_grad():
+            output = policy(
+                rollout.input_ids,
+                rollout.attention_mask,
+                prompt_length=rollout.prompt_length,
+                direction=prompts[0].direction,
+                temperature=sampling.temperature,
+                guidance=guidance,
+                unconditional=(ids.repeat_interleave(3, 0), mask.repeat_interleave(3, 0)),
+                pictures=policy.pictures(prompts),
+            )
+        chosen = rollout.response_mask
+        torch.testing.assert_close(output.logprobs[chosen], rollout.old_logprobs[chosen], atol=1e-5, rtol=0)
 
     def test_left_padding_changes_nothing(self, policy: Policy, prompts: list[Prompt]) -> None:
         drawn = draw(policy, prompts, random_numbers(policy, prompts))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,10 +12,12 @@ import torch
 from transformers import JanusConfig, JanusForConditionalGeneration, JanusVisionConfig, LlamaConfig
 from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 
+from storage import FeatureStore
 from unirl.errors import ConfigError
 from unirl.policies.checkpoints import load_policy
 from unirl.policies.janus import JanusPolicy
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary, word_tokenizer
+from unirl.trainer.sft import train_supervised
 from unirl.types import Prompt
 
 contract = runpy.run_path(str(Path(__file__).parents[2] / "contracts" / "policy_contract.py"))
@@ -185,3 +189,20 @@ def test_a_picture_that_is_missing_or_of_another_size_is_refused(toy: SimpleName
     large = Prompt(key="p", direction="text", caption="black", image=np.zeros((9, 9, 3), np.uint8))
     with pytest.raises(ConfigError, match=r"takes pictures of 8 x 8 pixels, found \(9, 9, 3\)"):
         policy.pictures([large])
+
+
+def test_the_trainer_runs_both_stages_on_it(
+    toy: SimpleNamespace, toy_store: FeatureStore, tmp_path: Path
+) -> None:
+    """Supervised warm-up, then rollouts, rewards and updates through both heads."""
+    policy = make_janus(toy)
+    heads = [policy.lm.lm_head.weight, policy.lm.model.generation_head.vision_head.weight]
+    before = [head.detach().clone() for head in heads]
+    train_supervised(policy, repeat(toy.make_prompts("image")), steps=2, text_fraction=1.0)
+    stages = [replace(stage, steps=1, replay_prompts=4) for stage in toy.STAGES]
+    trainer = toy.make_trainer(tmp_path, toy_store, policy=policy, stages=stages)
+    trainer.train()
+    lines = [line for line in toy.metrics_of(tmp_path) if line["kind"] == "train"]
+    assert [line["direction"] for line in lines] == ["text", "image"]
+    assert all(line["rollout/logprob_gap_max"] < 1e-5 for line in lines)
+    assert not any(old.equal(new) for old, new in zip(before, heads, strict=True))
