@@ -65,14 +65,15 @@ class First(FirstBatchTask):
         view = FeatureStore.open(self.folder).select()
         opened = time.perf_counter()
         loader = Loader(view, batch_size=self.batch_size, image=IMAGE, num_threads=NUM_WORKERS)
-        batches = iter(loader)
-        batch = next(batches)
+        self.running = iter(loader)
+        batch = next(self.running)
         self.parts = {"open_seconds": opened - started, "loader_seconds": time.perf_counter() - opened}
-        batches.close()
         return batch.images
 
     def run(self, round_number: int) -> Result:
-        return {**super().run(round_number), **self.parts}
+        found = super().run(round_number)
+        self.running.close()
+        return {**found, **self.parts}
 
 
 class Tensors(Task):
