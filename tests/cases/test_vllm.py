@@ -5,12 +5,15 @@ The cases that need an engine share one in this process and one server.
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +33,9 @@ from unirl.rollout.server_client import RemoteVllm
 from unirl.rollout.vllm_caches import reset_caches
 from unirl.rollout.vllm_engine import VllmEngine, start_local, write_model_config
 from unirl.rollout.vllm_memory import memory_alarm
-from unirl.rollout.vllm_requests import AllowedIds, TokenAnswer, TokenRequest
+from unirl.rollout.vllm_requests import AllowedIds, EngineInfo, TokenAnswer, TokenRequest, WeightBucket
+from unirl.rollout.weight_sync_backends import BACKENDS
+from unirl.rollout.weight_sync_memory import SharedBlock, fill, layout
 from unirl.trainer.replay import replay_tokens
 from unirl.types import Direction, Prompt, Rollout, SamplingSettings
 
@@ -388,6 +393,53 @@ def test_vllm_04_a_tied_head_that_differs_is_named(server: str, tied_policy: Tok
 
 
 @pytest.mark.slow
+def test_vllm_04_vllms_own_transfers_are_proven_alike(
+    server: str, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What drives NCCL between GPUs, here with a trainer's side that uses shared memory."""
+    from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    class Info(TrainerInitInfo):
+        backend = "over_shared_memory"
+
+    class Sender(TrainerWeightTransferEngine):
+        init_info_cls = Info
+        changed = 0.0
+
+        @classmethod
+        def trainer_init(cls, init_info, *, client, source=None):
+            client.init_weight_transfer_engine({})
+            return cls(client=client, source=source)
+
+        def send_weights(self) -> None:
+            bucket = WeightBucket(weights=[(name, tensor + self.changed) for name, tensor in self.source])
+            entries, num_bytes = layout(bucket)
+            shared = SharedBlock()
+            fill(shared.reserve(num_bytes), bucket, entries, "xxh3")
+            values = {"path": str(shared.path), "num_bytes": num_bytes}
+            self.client.start_weight_update()
+            self.client.update_weights({**values, "entries": [asdict(entry) for entry in entries]})
+            self.client.finish_weight_update()
+            shared.close()
+
+    WeightTransferTrainerFactory.register_engine(Info.backend, Sender)
+    monkeypatch.setitem(BACKENDS, Info.backend, lambda rank: Info(rank=rank))
+    policy = make_tied(toy, tied=True, seed=7)
+    remote = RemoteVllm(server, token=TOKEN, timeout_s=60)
+    remote.info = replace(remote.info, transfer=Info.backend)
+    engine = VllmEngine(remote)
+    engine.sync(policy, 11)
+    assert engine.last_sync is not None and engine.last_sync.num_tensors == 26
+    rollout = engine.rollout(make_request(toy.make_prompts("text"), 6))
+    assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+    Sender.changed = 1e-3
+    with pytest.raises(RolloutError, match=r"version 12: http\S+ holds \w+ for model.embed_tokens.weight"):
+        engine.sync(policy, 12)
+    engine.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stored_head", [True, False])
 def test_vllm_04_an_untied_head_has_to_be_sent(
     shared_engine: VllmEngine, toy: SimpleNamespace, tmp_path: Path, stored_head: bool
@@ -414,6 +466,32 @@ def test_vllm_07_an_engine_that_never_answers_is_an_error_with_endpoint_and_step
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(RolloutError, match=rf"{url}/info: no answer within 0\.2 s"):
             RemoteVllm(url, token=TOKEN, timeout_s=0.2)
+
+
+def test_vllm_07_an_engine_that_stalls_during_a_run_is_named_with_the_step() -> None:
+    info = EngineInfo(endpoint="", dtype="float32", checksum="xxh3", policy_version=3)
+    body = json.dumps(asdict(info)).encode()
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+    with socket.create_server(("127.0.0.1", 0)) as stalling:
+
+        def answer_once() -> None:
+            connection, _ = stalling.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(head + body)
+
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        url = f"http://127.0.0.1:{stalling.getsockname()[1]}"
+        engine = RemoteVllm(url, token=TOKEN, timeout_s=0.5, shared_memory=False)
+        thread.join()
+        for path, call in {
+            "generate": lambda: engine.generate(small_request(), step=17),
+            "weights/begin": lambda: engine.begin_update(step=17),
+        }.items():
+            with pytest.raises(RolloutError, match=rf"{url}/{path}, step 17: no answer within 0\.5 s"):
+                call()
+        engine.close()
 
 
 def small_request(end_id: int | None = None) -> TokenRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,9 @@ def serve(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     cache_bytes: Annotated[int, typer.Option(min=1, help="Memory for keys and values, on a CPU.")] = 256
     << 20,
+    weight_transfer: Annotated[
+        str | None, typer.Option(help="nccl takes vLLM's own transfer between GPUs; ours if left out.")
+    ] = None,
     max_samples: Annotated[int, typer.Option(min=1, help="Samples that run at the same time.")] = 256,
 ) -> None:
     """Serve rollouts with vLLM. The trainer sends the weights and proves that they arrived.
@@ -43,6 +47,8 @@ def serve(
         typer.echo(f"serving rollouts at {url}")
 
     settings = VllmSettings(dtype=dtype, cache_bytes=cache_bytes, max_samples=max_samples)
+    if weight_transfer is not None:
+        settings = replace(settings, weight_transfer=weight_transfer)
     run_server(model, token=token, host=host, port=port, settings=settings, on_ready=on_ready)
 
 

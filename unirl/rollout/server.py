@@ -67,6 +67,9 @@ def make_app(engine: LocalVllm, *, token: str) -> Starlette:
             route("/weights/begin", lambda values: engine.begin_update(step=values["step"])),
             route("/weights/shared", lambda values: _put_shared(engine, values)),
             route("/weights/body", lambda body: _put_body(engine, body), is_json=False),
+            route("/weights/backend", lambda values: engine.backend(**values)),
+            route("/weights/learn", lambda values: engine.learn(**values)),
+            route("/weights/checksums", lambda values: dict(engine.checksums(**values))),
             route("/weights/finish", lambda values: engine.finish_update(values["version"])),
         ]
     )

@@ -82,6 +82,20 @@ class RemoteVllm:
             found = self._call("POST", "weights/shared", step=step, json=values)
         return {name: Checksums(sent=sent[name], held=held) for name, held in found.items()}
 
+    def backend(self, method: str, values: Mapping[str, Any], *, step: int) -> None:
+        """Call one of the methods of vLLM's weight transfers in the server's worker."""
+        content = {"method": method, "values": dict(values), "step": step}
+        self._call("POST", "weights/backend", step=step, json=content)
+
+    def learn(self, shapes: Mapping[str, tuple[int, ...]], *, step: int) -> None:
+        """Find out where tensors of these names and shapes end up. Overwrites the weights."""
+        self._call("POST", "weights/learn", step=step, json={"shapes": dict(shapes), "step": step})
+
+    def checksums(self, *, step: int) -> Mapping[str, str]:
+        """Of all tensors as the engine holds them."""
+        found: dict[str, str] = self._call("POST", "weights/checksums", step=step, json={"step": step})
+        return found
+
     def finish_update(self, version: int) -> None:
         """End the update."""
         self._call("POST", "weights/finish", step=version, json={"version": version})

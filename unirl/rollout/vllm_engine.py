@@ -18,8 +18,9 @@ from unirl.rollout.engine import RolloutEngine, RolloutRequest, assemble, begin,
 from unirl.rollout.native import NativeEngine
 from unirl.rollout.server_client import RemoteVllm
 from unirl.rollout.vllm_local import LocalVllm, VllmSettings
-from unirl.rollout.vllm_requests import AllowedIds, TokenEngine, TokenRequest
+from unirl.rollout.vllm_requests import SHARED_MEMORY, AllowedIds, TokenEngine, TokenRequest
 from unirl.rollout.weight_sync import SyncReport, send_weights
+from unirl.rollout.weight_sync_backends import Backend
 from unirl.rollout.weight_sync_probe import require_agreement
 from unirl.types import Rollout
 
@@ -49,6 +50,7 @@ class VllmEngine:
         self._engine = engine
         self._max_gap = PROBE_GAPS[engine.info.dtype] if max_probe_gap is None else max_probe_gap
         self._policy: TokenLM | None = None
+        self._backend: Backend | None = None
         self.policy_version = engine.info.policy_version
         """Of the engine's weights; -1 before the first sync."""
         self.last_sync: SyncReport | None = None
@@ -63,8 +65,13 @@ class VllmEngine:
         """
         if not isinstance(policy, TokenLM):
             raise ConfigError(f"vLLM runs causal LMs (TokenLM); roll out {type(policy).__name__} natively")
-        is_sender = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        report = send_weights(policy, self._engine, version, is_sender=is_sender)
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        is_sender = rank == 0
+        if self._engine.info.transfer == SHARED_MEMORY:
+            report = send_weights(policy, self._engine, version, is_sender=is_sender)
+        else:
+            self._backend = self._backend or Backend(self._engine, policy, rank=rank)
+            report = self._backend.send(version)
         if not is_sender:
             self._engine.info = replace(self._engine.info, policy_version=version)
         started = time.perf_counter()

@@ -12,7 +12,14 @@ import torch
 
 from unirl.errors import ConfigError, RolloutError
 from unirl.rollout.vllm_caches import reset_caches
-from unirl.rollout.vllm_requests import Checksums, EngineInfo, TokenAnswer, TokenRequest, WeightBucket
+from unirl.rollout.vllm_requests import (
+    SHARED_MEMORY,
+    Checksums,
+    EngineInfo,
+    TokenAnswer,
+    TokenRequest,
+    WeightBucket,
+)
 from unirl.rollout.weight_sync_checksums import checksum_kind
 
 __all__ = ["LocalVllm", "VllmSettings"]
@@ -27,6 +34,14 @@ ENVIRONMENT = {
 }
 """Set before vLLM is imported, unless the user set them: the engine in this process, the runner that takes
 logits processors, the trainer's threads left where they are, no reports to anyone."""
+
+
+BACKEND_METHODS = (
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +62,8 @@ class VllmSettings:
     """Tokens in one block of the cache. A shared prefix is cached in whole blocks."""
     compiled: bool = False
     """On a GPU, let vLLM compile and capture graphs. Slow to start."""
+    weight_transfer: str = SHARED_MEMORY
+    """How a server gets its weights: our own transfer, or vLLM's by its name (nccl)."""
     gpu_memory_fraction: float = 0.5
     """Of the GPU, for weights and cache together."""
 
@@ -68,7 +85,11 @@ class LocalVllm:
         self._settings = settings
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.info = EngineInfo(
-            endpoint="in process", dtype=settings.dtype, checksum=checksum_kind(device), policy_version=-1
+            endpoint="in process",
+            dtype=settings.dtype,
+            checksum=checksum_kind(device),
+            policy_version=-1,
+            transfer=settings.weight_transfer,
         )
         self._pairs = 0
         self._updating = False
@@ -127,10 +148,26 @@ class LocalVllm:
         sums: dict[str, Checksums] = self._workers("unirl_held")
         return sums
 
+    def backend(self, method: str, values: Mapping[str, Any], *, step: int) -> None:
+        """Call one of the methods of vLLM's weight transfers in the worker."""
+        if method not in BACKEND_METHODS:
+            raise ConfigError(f"{method!r} is no method of a weight transfer; known are {BACKEND_METHODS}")
+        self._updating = True
+        self._llm.collective_rpc(method, kwargs=dict(values))
+
+    def learn(self, shapes: Mapping[str, tuple[int, ...]], *, step: int) -> None:
+        """Find out where tensors of these names and shapes end up. Overwrites the weights."""
+        self._updating = True
+        self._workers("unirl_learn", ({name: tuple(shape) for name, shape in shapes.items()},))
+
+    def checksums(self, *, step: int) -> Mapping[str, str]:
+        """Of all tensors as the engine holds them."""
+        sums: dict[str, str] = self._workers("unirl_checksums")
+        return sums
+
     def finish_update(self, version: int) -> None:
         """Check for leftovers, drop the prefix and multimodal caches, take the version."""
-        self._workers("unirl_require_complete")
-        self._workers("finish_weight_update")
+        self._workers("unirl_end_update")
         reset_caches(self._llm)
         self.info = replace(self.info, policy_version=version)
         self._updating = False
@@ -229,7 +266,7 @@ def _start(model: Path, settings: VllmSettings) -> Any:
         ) from error
     from vllm.platforms import current_platform
 
-    from unirl.rollout.vllm_plugin import SHARED_MEMORY, register, register_class
+    from unirl.rollout.vllm_plugin import register, register_class
 
     register()
     register_class(model)
@@ -254,7 +291,7 @@ def _start(model: Path, settings: VllmSettings) -> Any:
         logprobs_mode="processed_logprobs",
         logits_processors=["unirl.rollout.vllm_grammar:GrammarProcessor"],
         worker_extension_cls="unirl.rollout.vllm_worker.WeightReceiver",
-        weight_transfer_config={"backend": SHARED_MEMORY},
+        weight_transfer_config={"backend": settings.weight_transfer},
         async_scheduling=False,
         seed=0,
         **on_cpu,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from unirl.rollout.vllm_requests import SHARED_MEMORY
 from unirl.torchvision_ops import declare_before_torchvision
 
-__all__ = ["SHARED_MEMORY", "register", "register_class"]
-
-SHARED_MEMORY = "unirl_shared_memory"
-"""Name of our weight transfer among vLLM's."""
+__all__ = ["register", "register_class"]
 
 _done: list[str] = []
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from unirl.errors import RolloutError
 
 __all__ = [
+    "SHARED_MEMORY",
     "AllowedIds",
     "Checksums",
     "EngineInfo",
@@ -24,6 +25,9 @@ __all__ = [
 ]
 
 Span = tuple[int, int]
+
+SHARED_MEMORY = "unirl_shared_memory"
+"""Name of our own weight transfer among vLLM's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,8 @@ class EngineInfo:
     """How it computes checksums, a key of `weight_sync_checksums.CHECKSUMS`."""
     policy_version: int
     """Of its weights; -1 before the first sync."""
+    transfer: str = SHARED_MEMORY
+    """Name of the weight transfer that its workers were started with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +210,18 @@ class TokenEngine(Protocol):
 
     def put(self, bucket: WeightBucket, *, step: int) -> Mapping[str, Checksums]:
         """Load some weights; return the checksums of each tensor on both sides, by name."""
+        ...
+
+    def backend(self, method: str, values: Mapping[str, Any], *, step: int) -> None:
+        """Call a method of vLLM's own weight transfers in the engine's worker."""
+        ...
+
+    def learn(self, shapes: Mapping[str, tuple[int, ...]], *, step: int) -> None:
+        """Find out where tensors of these names and shapes end up. Overwrites the weights."""
+        ...
+
+    def checksums(self, *, step: int) -> Mapping[str, str]:
+        """Of all tensors as the engine holds them, by name."""
         ...
 
     def finish_update(self, version: int) -> None:

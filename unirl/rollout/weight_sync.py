@@ -31,8 +31,8 @@ class SyncReport:
     num_bytes: int
     transfer_s: float
     """Sending, loading and summing, without the probe."""
-    probe_s: float
-    probe_gap: float
+    probe_s: float = 0.0
+    probe_gap: float = 0.0
     """Largest difference, nats, between engine and trainer on the probe's tokens."""
 
 
@@ -92,8 +92,6 @@ def send_weights(policy: Policy, engine: TokenEngine, version: int, *, is_sender
         num_tensors=num_tensors,
         num_bytes=num_bytes,
         transfer_s=time.perf_counter() - started,
-        probe_s=0.0,
-        probe_gap=0.0,
     )
 
 

@@ -66,6 +66,26 @@ class EngineWeights:
         self._seen.update(name for name, _ in weights)
         return {name: self._load(name, tensor) for name, tensor in weights}
 
+    def learn(
+        self, shapes: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Find out where tensors end up before they come another way. The model's weights are overwritten.
+
+        What was known before is forgotten.
+        """
+        for known in (self._copies, self._owners, self._filled):
+            known.clear()
+        for name, shape in shapes.items():
+            self._learn([(name, torch.zeros(shape, dtype=dtype, device=device))])
+        self._seen.update(shapes)
+
+    def checksums(self) -> dict[str, str]:
+        """Of every known tensor as the model holds it."""
+        return {
+            name: checksum(_held(copies), checksum_kind(copies[0].target.device))
+            for name, copies in self._copies.items()
+        }
+
     def finish(self) -> None:
         """Require that every tensor that was ever sent came, and that it filled the whole model.
 
@@ -98,15 +118,12 @@ class EngineWeights:
         is_owner = self._owners[_key(place)] == name
         if len(copies) == 1 and place.is_contiguous() and copies[0].stride == _row_major(copies[0].size):
             if is_owner:
-                sent, held_sum = copy_checked(place.view(-1), tensor.reshape(-1), kind)
-                return Checksums(sent=sent, held=held_sum)
+                sent, held = copy_checked(place.view(-1), tensor.reshape(-1), kind)
+                return Checksums(sent=sent, held=held)
             return Checksums(sent=checksum(tensor, kind), held=checksum(place, kind))
-        held = torch.empty_like(tensor)
-        for copy in copies:
-            if is_owner:
-                copy.target.copy_(tensor.as_strided(copy.size, copy.stride, copy.offset))
-            held.as_strided(copy.size, copy.stride, copy.offset).copy_(copy.target)
-        return Checksums(sent=checksum(tensor, kind), held=checksum(held, kind))
+        for copy in copies if is_owner else ():
+            copy.target.copy_(tensor.as_strided(copy.size, copy.stride, copy.offset))
+        return Checksums(sent=checksum(tensor, kind), held=checksum(_held(copies), kind))
 
     def _learn(self, weights: Sequence[tuple[str, Tensor]]) -> None:
         if not weights:
@@ -162,6 +179,15 @@ class _Recorder(TorchDispatchMode):
         elif func in (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default) and args[0].numel():
             self.written.append(args[0].detach())
         return func(*args, **(kwargs or {}))
+
+
+def _held(copies: Sequence[_Copy]) -> Tensor:
+    """The tensor that was copied, put together from where it went, in its own order."""
+    place = copies[0].target
+    held = place.new_empty(sum(copy.target.numel() for copy in copies))
+    for copy in copies:
+        held.as_strided(copy.size, copy.stride, copy.offset).copy_(copy.target)
+    return held
 
 
 def _named(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:

@@ -84,6 +84,17 @@ def test_the_checksum_is_that_of_what_the_engine_holds() -> None:
     assert sums["embed"].sent == sums["embed"].held
 
 
+def test_places_can_be_learnt_before_the_weights_come_another_way() -> None:
+    model = EngineModel(tied=False)
+    engine = EngineWeights(model)
+    sent = trainer_weights(4)
+    shapes = {name: tuple(tensor.shape) for name, tensor in sent}
+    engine.learn(shapes, dtype=torch.float32, device=torch.device("cpu"))
+    model.load_weights(sent)
+    engine.finish()
+    assert engine.checksums() == {name: checksum(tensor, "xxh3") for name, tensor in sent}
+
+
 def test_what_the_trainer_leaves_out_is_named() -> None:
     engine = EngineWeights(EngineModel(tied=False))
     engine.put(without(trainer_weights(), "head"))
