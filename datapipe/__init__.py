@@ -21,13 +21,14 @@ from datapipe.errors import (
     WorkerError,
 )
 from datapipe.ingest import ingest
-from datapipe.mixture import Mixture, MixtureSource
+from datapipe.mixture import Mixture, MixtureSource, curriculum
 from datapipe.order import BlockShuffle
 from datapipe.pixel_buckets import PixelBuckets
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.retry import retry
 from datapipe.sampling import FixedLength, FullShuffle, WithReplacement
 from datapipe.stages import StageOptions
+from datapipe.video_clips import ClipField, VideoField
 
 if TYPE_CHECKING:
     from datapipe.collate import Batch
@@ -38,6 +39,7 @@ __all__ = [
     "BadFractionError",
     "Batch",
     "BlockShuffle",
+    "ClipField",
     "DataError",
     "DecodeError",
     "FixedLength",
@@ -57,8 +59,10 @@ __all__ = [
     "StoreBusyError",
     "TextField",
     "TokenBuckets",
+    "VideoField",
     "WithReplacement",
     "WorkerError",
+    "curriculum",
     "ingest",
     "retry",
 ]
