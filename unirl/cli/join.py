@@ -25,7 +25,7 @@ def join(
     seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
 ) -> None:
     """Write a policy whose vocabulary holds the words of a language model and the codes of pictures."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
     from unirl.policies.image_tokenizer import ImageTokenizer
     from unirl.policies.join_vocabulary import join_vocabulary
@@ -35,9 +35,12 @@ def join(
     for folder in (lm, tokenizer):
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{folder}: no config.json, so this is no model's folder")
+    words = AutoTokenizer.from_pretrained(lm)
+    if not isinstance(words, PreTrainedTokenizerFast):
+        raise ConfigError(f"{lm}: its tokenizer has no tokenizer.json; save it as a fast tokenizer")
     policy = join_vocabulary(
         AutoModelForCausalLM.from_pretrained(lm, dtype="auto"),
-        AutoTokenizer.from_pretrained(lm),
+        words,
         ImageTokenizer.load(tokenizer),
         row_ends=row_ends,
         first_vectors="codebook" if first_vectors == "codebook" else "mean",

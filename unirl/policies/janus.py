@@ -157,7 +157,7 @@ class JanusPolicy(Policy):
         """SHA-256 of the pixels that the prompt shows."""
         digest = hashlib.sha256()
         for image in self._shown_images(prompt):
-            digest.update(np.ascontiguousarray(image))
+            digest.update(image.tobytes())
         return digest.hexdigest()
 
     def _shown_images(self, prompt: Prompt) -> list[np.ndarray]:

@@ -162,14 +162,15 @@ class Rows:
         return torch.stack(masks)[torch.tensor([order.index(kind) for kind in kinds])]
 
     def _step(self, ids: Tensor) -> None:
-        oldest = 1 + max(
-            len(branch) + self._written[sample] - len(self.samples[sample].ids) - 1
-            for sample in self._place_of
-            if sample is not None
-            for branch in self._prompts[sample]
-        )
+        lengths: list[int] = []
+        for sample in self._place_of:
+            if sample is None:
+                lengths.extend([1] * self.branches)
+            else:
+                added = self._written[sample] - len(self.samples[sample].ids)
+                lengths.extend(len(branch) + added for branch in self._prompts[sample])
         self._hidden = self.decoder.step(
-            ids.repeat_interleave(self.branches), self._positions.flatten(), oldest
+            ids.repeat_interleave(self.branches), self._positions.flatten(), lengths
         )
         self._positions += 1
 
