@@ -67,12 +67,23 @@ class RowColumns:
         if held is None:
             record, rows = self._store.snapshot.parts[part], self._ascending()
             first, end = np.searchsorted(rows, [record.first_row, record.end_row]).tolist()
+            is_whole = end - first == record.rows
             view = View(self._store, rows[first:end])
-            held = self._parts[part] = first, {name: view.column(name) for name in self._columns}
+            held = self._parts[part] = (
+                first,
+                {name: self._column(part, view, name, is_whole=is_whole) for name in self._columns},
+            )
+            pa.default_memory_pool().release_unused()
         return held
+
+    def _column(self, part: int, view: View, name: str, *, is_whole: bool) -> pa.Array:
+        if not is_whole or name not in self._store.snapshot.columns:
+            return view.column(name)
+        # As the store holds it, without the copy that picking rows costs.
+        return self._store.part(part).column(name, view[:0].column(name).type, self._store.policy)
 
     def _ascending(self) -> NDArray[np.int64]:
         if self._sorted is None:
-            is_sorted = bool((np.diff(self._rows) > 0).all())
+            is_sorted = bool((self._rows[1:] > self._rows[:-1]).all())
             self._sorted = self._rows if is_sorted else np.unique(self._rows)
         return self._sorted
