@@ -159,7 +159,7 @@ class FusedDecoder:
         for i, layer in enumerate(w.layers):
             q, k, v = self._before(x, layer, cos, sin, w.num_heads, w.num_kv_heads, w.eps)
             x = self._after(x, attend(i, q, k, v), layer, w.eps)
-        return F.rms_norm(x, (w.width,), w.norm, w.eps)
+        return _rms_norm(x, w.norm, w.eps)
 
     def _shift(self, kept: int) -> None:
         """Move the last `kept` columns to the front."""
@@ -171,35 +171,45 @@ class FusedDecoder:
         self._clock = kept
 
     def _rotary_table(self, policy: Policy) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, (positions, W) each, as the model itself computes them."""
+        """Return cos and sin, (positions, W), as the model has them; sin is negative in its first half."""
         length = policy.decoder_config.max_position_embeddings
         rotary = cast(torch.nn.Module, policy.lm.base_model.rotary_emb)
         like = torch.empty(1, dtype=self.dtype, device=self.device)
         cos, sin = rotary(like, torch.arange(length, device=self.device)[None])
-        return cos[0], sin[0]
+        half = sin.shape[-1] // 2
+        return cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], dim=-1)
 
 
 def _before_attention(
     x: Tensor, layer: FusedLayer, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm, projections, rotary embedding: (N, T, C) to queries, keys and values (N, heads, T, W)."""
-    normed = F.rms_norm(x, layer.attention_norm.shape, layer.attention_norm, eps)
+    normed = _rms_norm(x, layer.attention_norm, eps)
     mixed = F.linear(normed, layer.qkv, layer.qkv_bias)
     heads = mixed.unflatten(-1, (num_heads + 2 * num_kv_heads, -1)).transpose(1, 2)
     turned, v = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
     if layer.query_norm is not None and layer.key_norm is not None:
-        q = F.rms_norm(turned[:, :num_heads], layer.query_norm.shape, layer.query_norm, eps)
-        k = F.rms_norm(turned[:, num_heads:], layer.key_norm.shape, layer.key_norm, eps)
+        q = _rms_norm(turned[:, :num_heads], layer.query_norm, eps)
+        k = _rms_norm(turned[:, num_heads:], layer.key_norm, eps)
         turned = torch.cat([q, k], dim=1)
     half = turned.shape[-1] // 2
-    swapped = torch.cat([-turned[..., half:], turned[..., :half]], dim=-1)
-    turned = turned * cos + swapped * sin
+    swapped = torch.cat([turned[..., half:], turned[..., :half]], dim=-1)
+    turned = torch.addcmul(turned * cos, swapped, sin)
     return turned[:, :num_heads], turned[:, num_heads:], v
 
 
 def _after_attention(x: Tensor, attended: Tensor, layer: FusedLayer, eps: float) -> Tensor:
     """Output projection and the gated two-layer network, each added to its input."""
     x = x + F.linear(attended, layer.out, layer.out_bias)
-    normed = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, eps)
+    normed = _rms_norm(x, layer.mlp_norm, eps)
     gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, layer.down)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Divide by the root of the mean square: on a CPU in half the calls of torch's own function."""
+    if x.is_cuda or x.dtype not in (torch.float32, torch.float64):
+        return F.rms_norm(x, weight.shape, weight, eps)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight)
