@@ -38,10 +38,12 @@ def perceptual_hash(pixels: NDArray[np.uint8], *, extent: tuple[float, float] | 
         luma = np.asarray(Image.fromarray(luma).resize(size, Image.Resampling.BILINEAR, box=box))
         height, width = luma.shape
     rows, columns = _transform(luma.shape[0], height), _transform(luma.shape[1], width)
-    frequencies = (rows @ luma.astype(np.float32) @ columns.T).ravel()
+    # einsum and sorted: after a decode the first call of BLAS, or of numpy's own sort, costs more than these.
+    shrunk = np.einsum("uy,yx->ux", rows, luma.astype(np.float32))
+    frequencies = np.einsum("ux,vx->uv", shrunk, columns).ravel()
     # Of a flat picture only rounding errors are left beside the mean; they must not become bits.
     frequencies[np.abs(frequencies) < 1.0] = 0.0
-    bits = frequencies > np.sort(frequencies[1:])[_KEPT * _KEPT // 2 - 1]
+    bits = frequencies > sorted(frequencies[1:].tolist())[_KEPT * _KEPT // 2 - 1]
     return np.packbits(bits).tobytes().hex()
 
 
