@@ -6,9 +6,8 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -17,6 +16,9 @@ from storage.columns import SQL_TYPES
 from storage.errors import QueryError
 from storage.manifest import Snapshot
 from storage.user_tables import UserTable, read_table
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["SampleTable", "quote"]
 
@@ -57,6 +59,8 @@ class SampleTable:
             QueryError: If it is not exactly one SELECT, if it reads anything but `samples` and `tables`, or
                 if DuckDB refuses it.
         """
+        import duckdb
+
         others = {name: read_table(name, table) for name, table in (tables or {}).items()}
         try:
             kinds = [statement.type for statement in duckdb.extract_statements(sql)]
@@ -98,6 +102,8 @@ class SampleTable:
         self._lock = threading.Lock()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
+        import duckdb
+
         connection = duckdb.connect(":memory:", config=_SETTINGS)
         if len(self._deleted):
             connection.register("arrow_deleted", pa.table({"row": from_numpy(self._deleted)}))

@@ -61,8 +61,19 @@ FOLDER_IMPORTERS = {
 }
 # Packages of extras and of other parts, and slow ones: loaded where they are used, if at all.
 LOADED_ON_USE = {
-    "storage": {"torch", "datapipe", "fsspec", "PIL"},
-    "datapipe": {"torch", "unirl", "fsspec", "av", "decord", "ray", "datasets", "aiohttp", "webdataset"},
+    "storage": {"torch", "datapipe", "duckdb", "fsspec", "PIL"},
+    "datapipe": {
+        "torch",
+        "unirl",
+        "duckdb",
+        "fsspec",
+        "av",
+        "decord",
+        "ray",
+        "datasets",
+        "aiohttp",
+        "webdataset",
+    },
     "unirl": {"torch", "transformers", "av", "decord", "ray", "vllm", "pandas"},
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
