@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "ConfigError", "RewardError", "RolloutError", "ShapeError", "UniRLError"]
+__all__ = [
+    "AlarmError",
+    "CheckpointError",
+    "ConfigError",
+    "RewardError",
+    "RolloutError",
+    "ShapeError",
+    "UniRLError",
+]
 
 
 class UniRLError(Exception):
@@ -23,6 +31,10 @@ class RolloutError(UniRLError, RuntimeError):
 
 class RewardError(UniRLError, RuntimeError):
     """Scoring failed for more samples than the budget allows."""
+
+
+class AlarmError(UniRLError, RuntimeError):
+    """A run that was told to stop at an alarm, and did."""
 
 
 class CheckpointError(UniRLError, RuntimeError):

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
-from unirl.policies.token_lm import TokenLM
+from unirl.policies.policy import Policy
 from unirl.rollout.engine import RolloutEngine
 from unirl.trainer.collect import roll_out, samples_of
 from unirl.trainer.distributed import gather_rows
@@ -39,10 +39,21 @@ class Evaluation:
         """Share of samples that the judge accepts."""
         return _mean(self.judgements)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The numbers of an evaluation line."""
+        known = self.scores.total[~np.isnan(self.scores.total)]
+        return {
+            "eval/judge": self.accuracy,
+            "eval/reward": self.reward,
+            "eval/reward_std": float(known.std()) if len(known) else float("nan"),
+            "eval/num": float(len(self.samples)),
+        }
+
 
 def evaluate_policy(
     accelerator: Accelerator,
-    policy: TokenLM,
+    policy: Policy,
     tokenizer: ImageTokenizer,
     prompts: Sequence[Prompt],
     reward: Reward,

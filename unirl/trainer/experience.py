@@ -13,16 +13,17 @@ from PIL import Image
 from torch import Tensor
 
 from storage import FeatureStore
-from unirl.policies.token_lm import TokenLM
+from unirl.policies.policy import Policy
 from unirl.trainer.collect import response_texts
 from unirl.trainer.evaluate import Evaluation
+from unirl.trainer.sample_statistics import PICTURE_COLUMNS, picture_columns
 from unirl.types import Experience, Sample
 
 __all__ = ["ExperienceLog", "Row", "evaluation_rows", "experience_rows"]
 
 Row = dict[str, Any]
 """Columns of one sample by name, with its `key`, its `blob` and its tensors."""
-FLOATS = ("reward", "judge", "advantage", "kl")
+FLOATS = ("reward", "judge", "advantage", "kl", *PICTURE_COLUMNS)
 
 
 class ExperienceLog:
@@ -64,7 +65,7 @@ class ExperienceLog:
 
 
 def experience_rows(
-    policy: TokenLM,
+    policy: Policy,
     experience: Experience,
     samples: Sequence[Sample],
     labels: Mapping[str, str | int],
@@ -140,6 +141,7 @@ def _sample_fields(sample: Sample, response: str) -> Row:
     Image.fromarray(sample.image).save(buffer, format="PNG")
     return {
         "blob": buffer.getvalue(),
+        **picture_columns(sample.image),
         "direction": sample.direction,
         "prompt_key": sample.key,
         "prompt": sample.target if sample.direction == "image" else "what does the picture show?",

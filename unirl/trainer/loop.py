@@ -16,13 +16,14 @@ from torch import Tensor
 
 from storage import View
 from unirl.algorithms import AdaptiveKL, add_metrics, learning_rate_factor, mean_metrics
-from unirl.errors import ConfigError
+from unirl.errors import AlarmError, ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
+from unirl.policies.policy import Policy, PolicyOutput
 from unirl.policies.reference import reference_of
-from unirl.policies.token_lm import PolicyOutput, TokenLM
 from unirl.rewards.ensemble import AdaptiveReward
 from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
+from unirl.trainer.alarms import AlarmWatch
 from unirl.trainer.algorithms import ALGORITHMS
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from unirl.trainer.collect import make_experience, roll_out, samples_of
@@ -34,8 +35,9 @@ from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agr
 from unirl.trainer.preemption import StopRequest
 from unirl.trainer.prompts import PromptSource
 from unirl.trainer.run_directory import RunDirectory
+from unirl.trainer.sample_statistics import sample_metrics
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage, check_stages
-from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics
+from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics, tokens_per_s
 from unirl.trainer.update import update_policy
 from unirl.types import (
     Direction,
@@ -90,7 +92,7 @@ class Trainer:
         stages: Sequence[Stage],
         settings: RunSettings,
         *,
-        policy: TokenLM,
+        policy: Policy,
         tokenizer: ImageTokenizer,
         reward: Reward,
         judge: Judge,
@@ -132,7 +134,7 @@ class Trainer:
         self.reference = reference_of(policy).to(accelerator.device)
         self.engine: RolloutEngine = engine or NativeEngine(policy)
         optimizer = torch.optim.AdamW(
-            [{"params": policy.trained_parameters()}, {"params": policy.critic.parameters()}],
+            [{"params": policy.trained_parameters()}, {"params": list(policy.critic.parameters())}],
             lr=0.0,
             betas=(0.9, 0.95),
             weight_decay=0.0,
@@ -146,11 +148,14 @@ class Trainer:
         self.replays = [self._replay(warm_up, stage) for stage in stages]
         snapshot = self._resume()
         self.experience = self.metrics = None
+        self.watch = AlarmWatch(settings.alarms)
         if accelerator.is_main_process:
             length = max(policy.max_response_length(s.direction, s.max_words) for s in stages)
             self.experience = ExperienceLog(run.experience, length=length)
             self.experience.restore(0 if snapshot is None else snapshot)
             self.metrics = MetricsLog(run.path, last_step=-1 if snapshot is None else self.position.step)
+            for line in self.metrics.lines():
+                self.watch.see(line)
 
     def train(self) -> None:
         """Train every stage that is left; a finished run returns at once.
@@ -221,7 +226,9 @@ class Trainer:
         metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)})
         if stage.importance != "none":
             metrics["importance/effective_fraction"] = effective_fraction(metrics)
-        metrics |= row_metrics(rows) | {f"time/{name}": value for name, value in times.items()}
+        metrics |= row_metrics(rows) | sample_metrics(rows)
+        metrics |= {f"time/{name}": value for name, value in times.items()}
+        metrics["time/rollout_tokens_per_s"] = tokens_per_s(experiences)
         metrics["kl/coef"] = controller.value
         if stage.kl_target is not None:
             self.kl[self.position.stage] = controller.update(metrics["kl/reference"], stage.samples_per_step)
@@ -288,12 +295,25 @@ class Trainer:
         if is_last:
             self.position.stage, self.position.stage_step = self.position.stage + 1, 0
         stopping = any(gather_rows(self.accelerator, [stop.is_made]))
-        if stopping or is_last or self.position.step % self.settings.checkpoint_every == 0:
+        alarms = self._alarms_that_stop()
+        if stopping or alarms or is_last or self.position.step % self.settings.checkpoint_every == 0:
             self._save()
         if stopping:
             raise StopAsked(
                 f"stopped after step {self.position.step}, state saved in {self.run_directory.checkpoints}"
             )
+        if alarms:
+            raise AlarmError(
+                f"stopped after step {self.position.step} by an alarm, state saved: {'; '.join(alarms)}; "
+                "started again, the run goes on until the next alarm"
+            )
+
+    def _alarms_that_stop(self) -> list[str]:
+        """What the alarms of the step just done say, on every rank, where alarms stop the run."""
+        if not self.settings.alarms.stop:
+            return []
+        raised = [alarm.message for alarm in self.watch.raised if alarm.step == self.position.step]
+        return list(gather_rows(self.accelerator, raised))
 
     def _evaluate(self, name: str) -> None:
         """Judge both directions on the held-out prompts."""
@@ -321,21 +341,25 @@ class Trainer:
         return SamplingSettings(guidance=guidances[-1] if guidances else 1.0)
 
     def _record_evaluation(self, name: str, direction: Direction, evaluation: Evaluation) -> None:
-        values = {"eval/judge": evaluation.accuracy, "eval/reward": evaluation.reward}
-        self._log({"stage": name, "direction": direction, "kind": "eval"}, values)
+        step = self.position.step
+        labels: dict[str, str | int] = {"stage": name, "step": step, "policy_version": step}
+        rows = evaluation_rows(evaluation, labels, f"{name}/{direction}")
+        self._log(
+            {"stage": name, "direction": direction, "kind": "eval"}, evaluation.metrics | sample_metrics(rows)
+        )
         if self.experience is not None:
-            step = self.position.step
-            labels: dict[str, str | int] = {"stage": name, "step": step, "policy_version": step}
-            rows = evaluation_rows(evaluation, labels, f"{name}/{direction}")
             self.experience.write(rows, message=f"evaluation {name}, {direction}")
 
     def _log(self, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
-        if self.metrics is not None:
-            self.metrics.write(
-                self.position.step,
-                {**labels, "stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)},
-                values,
-            )
+        if self.metrics is None:
+            return
+        place = {"stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)}
+        line = self.metrics.write(self.position.step, {**labels, **place}, values)
+        for alarm in self.watch.see(line):
+            log.warning("alarm %s, stage %s: %s", alarm.name, alarm.stage, alarm.message)
+            about = {"stage": alarm.stage, "direction": alarm.direction, "kind": "alarm"}
+            words = {"alarm": alarm.name, "message": alarm.message}
+            self.metrics.write(self.position.step, {**about, **words, **place}, alarm.evidence)
 
     def _set_learning_rates(self, stage: Stage) -> None:
         factor = learning_rate_factor(

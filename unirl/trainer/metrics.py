@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -25,14 +26,22 @@ class MetricsLog:
         self._file = self._path.open("a")
         self._board = SummaryWriter(str(run / "tensorboard"), purge_step=last_step + 1)
 
-    def write(self, step: int, labels: Mapping[str, str | int | float], values: Mapping[str, float]) -> None:
-        """Append one line: the step, what tells the line apart, and the numbers."""
+    def write(
+        self, step: int, labels: Mapping[str, str | int | float], values: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """Append one line: the step, what tells the line apart, and the numbers; returns the line."""
         plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **labels, **plain}) + "\n")
+        line = {"step": step, **labels, **plain}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         for name, value in values.items():
             self._board.add_scalar(f"{labels['stage']}/{name}", value, step)
         self._board.flush()
+        return line
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines written so far, over all starts of the run."""
+        return [json.loads(line) for line in self._lines()]
 
     def close(self) -> None:
         """Close both outputs."""

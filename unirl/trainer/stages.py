@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from unirl.algorithms import KL_ESTIMATORS, sampling_errors
 from unirl.config import nearest
 from unirl.errors import ConfigError
+from unirl.trainer.alarms import AlarmSettings
 from unirl.types import Direction, SamplingSettings
 
 __all__ = ["FIRST_EVALUATION", "AlgorithmName", "RunSettings", "Stage", "check_stages"]
@@ -179,6 +180,8 @@ class Stage:
 class RunSettings:
     """What holds for all stages."""
 
+    alarms: AlarmSettings = field(default_factory=AlarmSettings)
+    """When an alarm is raised, and whether it stops the run."""
     seed: int = 0
     micro_prompts: int = 8
     """Prompts whose samples go through the model at once, in rollout and update. The split of work into

@@ -1,0 +1,183 @@
+"""Alarms: signs that a reward is being exploited or that training comes apart, each with its evidence.
+
+An alarm is a function of the lines of `metrics.jsonl`, so that a run, its resumed half and its report find
+the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Alarm", "AlarmSettings", "AlarmWatch"]
+
+Line = Mapping[str, Any]
+"""One line of `metrics.jsonl`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmSettings:
+    """When an alarm is raised, and whether it stops the run."""
+
+    stop: bool = False
+    """End the run at the first alarm, with its state saved."""
+    sigmas: float = 2.5
+    """How many standard errors the reward must have risen and the judge fallen between two evaluations."""
+    steps: int = 3
+    """Steps in a row for which the limits below must be passed."""
+    equal_groups_fraction: float = 0.95
+    """Most prompts that may have G equal samples."""
+    commonest_fraction: float = 0.5
+    """Largest share of a step's samples that may be the same one."""
+    kl: float = 1.0
+    """Largest divergence from the reference, nats a token."""
+    length_factor: float = 3.0
+    """Largest mean length, as a multiple of that of the stage's first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """One alarm."""
+
+    name: str
+    """reward_and_judge, equal_groups, same_answer, kl or length."""
+    stage: str
+    direction: str
+    step: int
+    message: str
+    """What was found, in one sentence."""
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """The numbers behind it."""
+
+
+class AlarmWatch:
+    """Reads the lines of a run in their order. Each alarm is raised once in a stage and direction.
+
+    Args:
+        settings: When to raise.
+    """
+
+    def __init__(self, settings: AlarmSettings) -> None:
+        self.settings = settings
+        self.raised: list[Alarm] = []
+        self._evaluations: dict[str, list[Line]] = {}
+        self._steps: dict[tuple[str, str], list[Line]] = {}
+
+    def see(self, line: Line) -> list[Alarm]:
+        """Take in one line; return the alarms that it raises."""
+        if line["kind"] == "eval":
+            earlier = self._evaluations.setdefault(line["direction"], [])
+            found = _reward_and_judge(earlier, line, self.settings)
+            earlier.append(line)
+        elif line["kind"] == "train":
+            steps = self._steps.setdefault((line["stage"], line["direction"]), [])
+            steps.append(line)
+            found = _limits(steps, self.settings)
+        else:
+            return []
+        known = {(alarm.name, alarm.stage, alarm.direction) for alarm in self.raised}
+        new = [alarm for alarm in found if (alarm.name, alarm.stage, alarm.direction) not in known]
+        self.raised += new
+        return new
+
+
+def _reward_and_judge(earlier: Sequence[Line], line: Line, settings: AlarmSettings) -> list[Alarm]:
+    """The reward has risen and the judge has fallen since some evaluation, both by more than chance.
+
+    Source: the two-sample z statistic; the judge's deviation is that of a yes or no, sqrt(p (1 - p)).
+    """
+    now = _evaluation(line)
+    if now is None:
+        return []
+    for before in earlier:
+        then = _evaluation(before)
+        if then is None:
+            continue
+        rise = _sigmas(then[0], now[0])
+        fall = -_sigmas(then[1], now[1])
+        if rise > settings.sigmas and fall > settings.sigmas:
+            (reward_then, _, _), (judge_then, _, _) = then
+            (reward_now, _, _), (judge_now, _, _) = now
+            return [
+                Alarm(
+                    name="reward_and_judge",
+                    stage=line["stage"],
+                    direction=line["direction"],
+                    step=line["step"],
+                    message=(
+                        f"since step {before['step']} the reward of held-out prompts rose from "
+                        f"{reward_then:.3g} to {reward_now:.3g} and the judge fell from {judge_then:.1%} to "
+                        f"{judge_now:.1%}: the policy is pleasing the reward, look at its best samples"
+                    ),
+                    evidence={
+                        "alarm/since_step": float(before["step"]),
+                        "alarm/reward_before": reward_then,
+                        "alarm/reward_after": reward_now,
+                        "alarm/judge_before": judge_then,
+                        "alarm/judge_after": judge_now,
+                        "alarm/reward_sigmas": rise,
+                        "alarm/judge_sigmas": fall,
+                    },
+                )
+            ]
+    return []
+
+
+Moments = tuple[float, float, float]
+"""Mean, deviation and number."""
+
+
+def _evaluation(line: Line) -> tuple[Moments, Moments] | None:
+    """Reward and judge of an evaluation; None where a number is missing."""
+    names = ("eval/reward", "eval/reward_std", "eval/judge", "eval/num")
+    reward, deviation, judge, num = (line.get(name) for name in names)
+    if reward is None or deviation is None or judge is None or num is None:
+        return None
+    return (reward, deviation, num), (judge, math.sqrt(judge * (1 - judge)), num)
+
+
+def _sigmas(before: Moments, after: Moments) -> float:
+    """Change of a mean in standard errors; the error is at least that of one sample in the whole number."""
+    error = math.hypot(before[1] / math.sqrt(before[2]), after[1] / math.sqrt(after[2]))
+    return (after[0] - before[0]) / max(error, 1e-3 / math.sqrt(after[2]))
+
+
+def _limits(steps: Sequence[Line], settings: AlarmSettings) -> list[Alarm]:
+    """Numbers that have been beyond their limits for some steps in a row."""
+    length = (steps[0].get("rollout/length") or 0.0) * settings.length_factor
+    checks = (
+        (
+            "equal_groups",
+            "samples/equal_groups_fraction",
+            settings.equal_groups_fraction,
+            "share of prompts whose samples are all the same",
+        ),
+        (
+            "same_answer",
+            "samples/commonest_fraction",
+            settings.commonest_fraction,
+            "share of all samples that are the same one",
+        ),
+        ("kl", "kl/reference", settings.kl, "divergence from the reference, nats a token"),
+        ("length", "rollout/length", length or math.inf, "mean length of a response, tokens"),
+    )
+    last = steps[-settings.steps :]
+    found = []
+    for name, metric, limit, words in checks:
+        values = [line.get(metric) for line in last]
+        known = [value for value in values if value is not None and value > limit]
+        if len(known) < settings.steps:
+            continue
+        found.append(
+            Alarm(
+                name=name,
+                stage=last[-1]["stage"],
+                direction=last[-1]["direction"],
+                step=last[-1]["step"],
+                message=f"{words}: {known[-1]:.3g}, above {limit:.3g} for {settings.steps} steps",
+                evidence={"alarm/value": known[-1], "alarm/limit": limit},
+            )
+        )
+    return found
