@@ -1,0 +1,125 @@
+"""Scores kept in a feature store by the content of what was scored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from storage import FeatureStore
+from unirl.errors import ConfigError
+from unirl.rewards.ensemble import AdaptiveReward
+from unirl.types import Reward, Sample, Scores
+
+__all__ = ["CachedReward", "IdentifiedReward", "content_key"]
+
+_COMPONENT = "score/"
+
+
+class IdentifiedReward(Reward, Protocol):
+    """A reward that says what it is."""
+
+    @property
+    def identity(self) -> str:
+        """Another string for other weights, another template or other settings."""
+        ...
+
+
+def content_key(identity: str, sample: Sample) -> str:
+    """Hash of the reward's identity and of everything in a sample that a reward may look at, but its key."""
+    digest = xxhash.xxh3_128()
+    words = (identity, sample.direction, sample.caption, sample.target)
+    media = (sample.image, *sample.more_images, *(() if sample.clip is None else (sample.clip,)))
+    digest.update(json.dumps([words, [(str(part.dtype), part.shape) for part in media]]).encode())
+    for part in media:
+        digest.update(np.ascontiguousarray(part).data)
+    return str(digest.hexdigest())
+
+
+class CachedReward:
+    """A reward that scores nothing twice: known scores come from a store, new ones go into it.
+
+    Missing scores are not kept, since what failed once may work the next time.
+
+    Args:
+        reward: Gives a sample the same score alone and in any company, and has an `identity`.
+        store: A store of scores, or where to make one. One store may serve several rewards.
+
+    Raises:
+        ConfigError: If the reward's scores depend on other samples, as those of an `Ensemble` can; cache its
+            members.
+    """
+
+    def __init__(self, reward: IdentifiedReward, store: FeatureStore | str | Path) -> None:
+        if isinstance(reward, AdaptiveReward):
+            raise ConfigError(
+                "cache: scores of an ensemble can depend on other samples; give its members caches instead"
+            )
+        self.reward, self.identity = reward, reward.identity
+        self._store = store if isinstance(store, FeatureStore) else FeatureStore.create(store, exist_ok=True)
+        self._place: dict[str, int] = {}
+        self._values: dict[str, np.ndarray] = {}
+        self.num_hits = 0
+        """Samples since the start whose score was known."""
+        self._read()
+
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """Score B samples, in their order; only those whose content is new reach the reward."""
+        keys = [content_key(self.identity, sample) for sample in samples]
+        fresh = {key: index for index, key in enumerate(keys) if key not in self._place}
+        self.num_hits += len(samples) - len(fresh)
+        place_of = {key: place for place, key in enumerate(fresh)}
+        missing: dict[str, np.ndarray] = {}
+        if fresh:
+            scored = self.reward.score([samples[index] for index in fresh.values()])
+            found = {"total": scored.total, **{_COMPONENT + n: v for n, v in scored.components.items()}}
+            known = np.isfinite(np.stack(list(found.values()))).all(axis=0)
+            missing = self._keep(list(fresh), found, known)
+        names = list(self._values) or ["total"]
+        values = {name: np.full(len(samples), np.nan) for name in names}
+        for index, key in enumerate(keys):
+            place = self._place.get(key)
+            for name in names:
+                if place is not None:
+                    values[name][index] = self._values[name][place]
+                elif name in missing:
+                    values[name][index] = missing[name][place_of[key]]
+        components = {n.removeprefix(_COMPONENT): v for n, v in values.items() if n != "total"}
+        return Scores(total=values["total"], components=components)
+
+    def _keep(
+        self, keys: Sequence[str], found: dict[str, np.ndarray], known: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Write the rows that have all their numbers; returns what was found, for those that have not."""
+        rows = np.flatnonzero(known)
+        start = len(self._place)
+        for name, values in found.items():
+            before = self._values.get(name, np.full(start, np.nan))
+            self._values[name] = np.concatenate([before, values[rows]])
+        self._place |= {keys[row]: start + place for place, row in enumerate(rows)}
+        if len(rows):
+            columns = dict.fromkeys(found, "float") | {"reward": "string"}
+            with self._store.writer(message=f"{len(rows)} scores", columns=columns) as writer:
+                for row in rows:
+                    fields: dict[str, Any] = {name: float(values[row]) for name, values in found.items()}
+                    writer.add(keys[row], reward=self.identity, **fields)
+            self._store = self._store.refresh()
+        return found
+
+    def _read(self) -> None:
+        """Take in what the store knows of this reward."""
+        if "reward" not in self._store.columns:
+            return
+        names = ["total", *(name for name in self._store.columns if name.startswith(_COMPONENT))]
+        quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+        identity = self.identity.replace("'", "''")
+        table = self._store.query(f"SELECT key, {quoted} FROM samples WHERE reward = '{identity}'")
+        self._place = {key: place for place, key in enumerate(table["key"].to_pylist())}
+        for name in names:
+            values = table[name].to_numpy().astype(np.float64)
+            if not len(values) or np.isfinite(values).any():
+                self._values[name] = values
