@@ -1,7 +1,7 @@
 """A reward with a flaw on purpose, to see that the alarms catch a policy that exploits it.
 
-The flawed reward likes dark pictures more than right ones. The policy soon draws darkness, its reward climbs,
-and the held-out judge sees fewer and fewer scenes.
+The flawed reward likes dark pictures more than right ones. It is a trial run for the alarms: whether and when
+they are raised depends on how well the policy draws before the stage begins.
 
 python -m recipes.shapes_hacked --run runs/shapes_hacked
 """
