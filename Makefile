@@ -40,7 +40,7 @@ test: $(STAMP) ## The fast tests, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
 test-slow: $(STAMP) ## The slow tests: training, resume, faults, packaging
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
