@@ -140,7 +140,7 @@ def test_a_killed_worker_loses_nothing(
     deaths = tmp_path / "deaths"
     deaths.mkdir()
     (source,) = open_sources([folder])
-    module = importlib.import_module("datapipe.ingest")
+    module = importlib.import_module("datapipe.ingesting")
     monkeypatch.setattr(module, "open_sources", lambda *args, **options: [_Deadly(source, deaths)])
     report = run(folder, tmp_path / "store", engine="ray", workers=2)
     assert len(list(deaths.iterdir())) == 2

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from datapipe.errors import DataError, SourceError
-from datapipe.ingest import ingest
 from datapipe.ingest_requests import IngestRequest, read_requests
+from datapipe.ingesting import ingest
 from datapipe.open_faults import OpenFaults
 from datapipe.report import BadFractionError, IngestReport
 from datapipe.sources import Source
