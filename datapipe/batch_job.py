@@ -39,6 +39,7 @@ __all__ = ["BatchSource"]
 
 _GROUP_BYTES: Final = 4 << 20
 _GROUP_BATCHES: Final = 32
+_GROUP_ROWS: Final = 4096  # their keys and metadata are Python objects
 _IN_THREADS_ONLY: Final = ("fetch", "collate", "device")
 
 
@@ -132,7 +133,7 @@ class BatchSource:
         while group := list(islice(drafts, wanted)):
             num_rows = max(len(draft.rows) for draft in group)
             yield Piece(drafts=group, start=0, stop=len(group[0].rows), at=0)
-            most = _GROUP_BYTES // max(1, row_bytes * num_rows)
+            most = min(_GROUP_BYTES // max(1, row_bytes * num_rows), _GROUP_ROWS // max(1, num_rows))
             wanted = max(1, min(2 * wanted, most, _GROUP_BATCHES))
 
     def _stages(self, view: View) -> Iterator[Stage]:

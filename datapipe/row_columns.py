@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage import View
+from storage.arrow_numpy import from_numpy
 
 __all__ = ["RowColumns"]
 
@@ -43,7 +44,7 @@ class RowColumns:
             return found
         for part, _, places in self._by_part(rows):
             first, arrays = self._part(part)
-            at = pa.array(self._ascending().searchsorted(rows[places]) - first)
+            at = from_numpy(self._ascending().searchsorted(rows[places]) - first)
             for name, array in arrays.items():
                 column = found[name]
                 for place, value in zip(places.tolist(), array.take(at).to_pylist()):

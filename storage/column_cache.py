@@ -30,9 +30,11 @@ class ColumnCache:
                 return array
         array = load()
         with self._lock:
-            if (path, name) not in self._arrays:
-                self._arrays[path, name] = array
-                self._bytes += array.nbytes
+            held = self._arrays.get((path, name))
+            if held is not None:
+                return held  # another thread was quicker; two copies would be kept
+            self._arrays[path, name] = array
+            self._bytes += array.nbytes
             while self._bytes > self._max_bytes and len(self._arrays) > 1:
                 self._bytes -= self._arrays.popitem(last=False)[1].nbytes
         return array

@@ -231,7 +231,7 @@ class KeyTable:
 
     def keys(self, rows: np.ndarray) -> list[str]:
         """The keys of some rows, int64 (n,)."""
-        picked: list[str] = self._keys.take(from_numpy(rows)).to_numpy(zero_copy_only=False).tolist()
+        picked: list[str] = self._keys.take(from_numpy(rows)).to_pylist()
         return picked
 
     def encoded_key(self, row: int) -> bytes:

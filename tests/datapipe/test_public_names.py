@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import datapipe
+from storage import FeatureStore
 
 
 def test_every_public_name_is_there_and_is_no_module() -> None:
@@ -30,4 +32,19 @@ def test_importing_the_package_loads_nothing_heavy_and_leaves_collection_on() ->
         "datapipe.Loader; assert gc.isenabled()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_loading_batches_does_not_import_pandas(tmp_path: Path) -> None:
+    """It takes 25 MB and half a second of the first batch, and pyarrow's converters import it in passing."""
+    store = FeatureStore.create(tmp_path / "store")
+    store.append({"key": f"{index}", "caption": "x", "width": index} for index in range(8))
+    program = (
+        "import sys; from datapipe import Loader; from storage import FeatureStore;"
+        "view = FeatureStore.open(sys.argv[1]).select();"
+        "list(Loader(view, batch_size=4, image=None, columns=('caption', 'width')));"
+        "assert 'pandas' not in sys.modules"
+    )
+    command = [sys.executable, "-c", program, str(store.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
