@@ -22,21 +22,30 @@ from unirl.explore.run import Line, Run, number
 from unirl.explore.scores import Scores
 
 __all__ = [
+    "ALARM",
+    "COLOURS",
     "GRID",
     "INK",
     "component_histogram",
     "component_over_steps",
+    "finished",
     "learning_curve",
+    "lone_dot",
     "memory_use",
     "metric_curves",
+    "new_axes",
     "phase_times",
     "reward_and_judge",
+    "shown_name",
 ]
 
 INK = "#1d2733"
 GRID = "#d3d9e0"
 COLOURS = ("#3f7fd0", "#dd7a2f", "#2f9e76", "#a05fc4", "#d0505f", "#8a8f3a", "#2b9fb0", "#b0708f")
 """For stages and series; visible on white and on near-black."""
+ALARM = "#d0505f"
+_LEGEND_WIDTH = 50
+"""Characters beside each other in a legend; each entry has a line of about six before it."""
 _VERDICTS = {"judge accepts": "#2f9e76", "judge rejects": "#d0505f", "not judged": "#8a8f3a"}
 
 
@@ -48,14 +57,14 @@ def learning_curve(run: Run, metric: str = "reward/mean", *, smoothing: float = 
         metric: Name of a metric in the training lines.
         smoothing: Weight of the past in the running mean, in [0, 1); the mean starts anew in each stage.
     """
-    figure, axes = _axes(metric)
+    figure, axes = new_axes(metric)
     for colour, stage in zip(_cycle(), run.stages):
         lines = [line for line in run.train if line.get("stage") == stage]
         steps, values = _series(lines, metric)
         axes.plot(steps, values, color=colour, alpha=0.35, linewidth=1)
         mean = smooth(values, smoothing)
-        axes.plot(steps, mean, color=colour, linewidth=2, label=_label(stage), **_dot(mean))
-    return _finish(figure, axes, run)
+        axes.plot(steps, mean, color=colour, linewidth=2, label=shown_name(stage), **lone_dot(mean))
+    return finished(figure, axes, run)
 
 
 def metric_curves(run: Run, prefix: str, *, title: str | None = None) -> Figure:
@@ -63,29 +72,35 @@ def metric_curves(run: Run, prefix: str, *, title: str | None = None) -> Figure:
 
     A metric of one modality has the colour of the stage of that name. The count `<prefix>tokens` is left out.
     """
-    figure, axes = _axes(title or prefix.rstrip("/"))
+    figure, axes = new_axes(title or prefix.rstrip("/"))
     found = [name.removeprefix(prefix) for name in metric_names(run, prefix) if name != f"{prefix}tokens"]
     labels = [*run.stages, *(label for label in found if label not in run.stages)]
     for colour, label in zip(_cycle(), labels):
         if label in found:
             steps, values = _series(run.train, prefix + label)
-            axes.plot(steps, values, color=colour, linewidth=1.5, label=_label(label), **_dot(values))
-    return _finish(figure, axes, run)
+            axes.plot(steps, values, color=colour, linewidth=1.5, label=shown_name(label), **lone_dot(values))
+    return finished(figure, axes, run)
 
 
 def reward_and_judge(run: Run, direction: str) -> Figure:
-    """Draw the reward and the held-out judge at each evaluation of one direction, on one scale."""
-    figure, axes = _axes(f"evaluation, direction {direction}")
+    """Draw the reward and the held-out judge at each evaluation of one direction, on one scale.
+
+    A dotted line stands where an alarm was raised.
+    """
+    figure, axes = new_axes(f"evaluation, direction {direction}")
     lines = [line for line in run.evals if line.get("direction") == direction]
     for colour, marker, name in (("#2f9e76", "o", "eval/judge"), ("#a05fc4", "s", "eval/reward")):
         steps, values = _series(lines, name)
         axes.plot(steps, values, color=colour, marker=marker, markersize=5, linewidth=2, label=name[5:])
-    return _finish(figure, axes, run)
+    for place, alarm in enumerate(line for line in run.alarms if line.get("direction") == direction):
+        label = "" if place else "alarm"
+        axes.axvline(number(alarm, "step"), color=ALARM, linewidth=1.2, linestyle=(0, (1, 2)), label=label)
+    return finished(figure, axes, run)
 
 
 def component_over_steps(scores: Scores, measure: str, *, kind: str = "train") -> Figure:
     """Draw how a measure is distributed at each step: median, the middle half, and from 5 to 95 percent."""
-    figure, axes = _axes(f"{measure} over steps")
+    figure, axes = new_axes(f"{measure} over steps")
     value = f"CAST({quote_name(measure)} AS DOUBLE)"
     found = scores.query(
         f"SELECT step, quantile_cont({value}, [0.05, 0.25, 0.5, 0.75, 0.95]) AS q FROM samples "
@@ -95,8 +110,8 @@ def component_over_steps(scores: Scores, measure: str, *, kind: str = "train") -
     levels = np.array(found["q"].to_pylist(), dtype=np.float64).reshape(-1, 5)
     for low, high, alpha in ((0, 4, 0.15), (1, 3, 0.3)):
         axes.fill_between(steps, levels[:, low], levels[:, high], color=COLOURS[0], alpha=alpha, linewidth=0)
-    axes.plot(steps, levels[:, 2], color=COLOURS[0], linewidth=2, label="median", **_dot(levels[:, 2]))
-    return _finish(figure, axes)
+    axes.plot(steps, levels[:, 2], color=COLOURS[0], linewidth=2, label="median", **lone_dot(levels[:, 2]))
+    return finished(figure, axes)
 
 
 def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 20) -> Figure:
@@ -104,7 +119,7 @@ def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 
 
     Samples that the judge did not see are left out, unless it saw none.
     """
-    figure, axes = _axes(f"{measure}, number of samples")
+    figure, axes = new_axes(f"{measure}, number of samples")
     value = f"CAST({quote_name(measure)} AS DOUBLE)"
     verdict = (
         "CASE WHEN judge IS NULL OR isnan(judge) THEN 'not judged' "
@@ -131,33 +146,33 @@ def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 
             edges = rows[0]["low"] + rows[0]["width"] * np.arange(bins + 1) / bins
             axes.stairs(counts, edges, fill=True, color=colour, alpha=0.55, label=name)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    return _finish(figure, axes, xlabel=measure)
+    return finished(figure, axes, xlabel=measure)
 
 
 def phase_times(run: Run) -> Figure:
     """Draw the seconds of each step, stacked by phase (`time/rollout_s`, `time/reward_s`, ...)."""
-    figure, axes = _axes("seconds per step")
+    figure, axes = new_axes("seconds per step")
     names = [name for name in metric_names(run, "time/") if name != "time/step_s"]
     steps = np.array([number(line, "step") for line in run.train])
     edges = np.append(steps - 0.5, steps[-1:] + 0.5)
     bottom = np.zeros(len(steps))
     for colour, name in zip(_cycle(), names):
         values = np.nan_to_num([number(line, name) for line in run.train])
-        label = _label(name.removeprefix("time/").removesuffix("_s"))
+        label = shown_name(name.removeprefix("time/").removesuffix("_s"))
         axes.stairs(bottom + values, edges, baseline=bottom, fill=True, color=colour, label=label)
         bottom = bottom + values
-    return _finish(figure, axes, run)
+    return finished(figure, axes, run)
 
 
 def memory_use(run: Run) -> Figure:
     """Draw `memory/*_bytes` over the steps, in GiB."""
-    figure, axes = _axes("memory, GiB")
+    figure, axes = new_axes("memory, GiB")
     for colour, name in zip(_cycle(), metric_names(run, "memory/")):
         steps, values = _series(run.train, name)
-        label = _label(name.removeprefix("memory/").removesuffix("_bytes"))
-        axes.plot(steps, values / 2**30, color=colour, linewidth=1.5, label=label, **_dot(values))
+        label = shown_name(name.removeprefix("memory/").removesuffix("_bytes"))
+        axes.plot(steps, values / 2**30, color=colour, linewidth=1.5, label=label, **lone_dot(values))
     axes.set_ylim(bottom=0)
-    return _finish(figure, axes, run)
+    return finished(figure, axes, run)
 
 
 def metric_names(run: Run, prefix: str) -> list[str]:
@@ -187,10 +202,11 @@ def _series(lines: Sequence[Line], name: str) -> tuple[np.ndarray, np.ndarray]:
     return steps, np.array([number(line, name) for line in lines], dtype=np.float64)
 
 
-def _axes(title: str) -> tuple[Figure, Axes]:
+def new_axes(title: str) -> tuple[Figure, Axes]:
+    """Return a figure with one plot, in the colours and sizes of all of them."""
     figure = Figure(figsize=(4.2, 2.7), layout=ConstrainedLayoutEngine(w_pad=0.09))
     axes = figure.add_subplot()
-    axes.set_title(_label(title), loc="left", fontsize=10, color=INK, fontweight="bold")
+    axes.set_title(shown_name(title), loc="left", fontsize=10, color=INK, fontweight="bold")
     axes.tick_params(colors=INK, labelsize=8.5, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(GRID)
@@ -200,8 +216,9 @@ def _axes(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Axes, run: Run | None = None, *, xlabel: str = "step") -> Figure:
-    axes.set_xlabel(_label(xlabel), color=INK, fontsize=8.5)
+def finished(figure: Figure, axes: Axes, run: Run | None = None, *, xlabel: str = "step") -> Figure:
+    """Name the axis, mark the stages of the run if one is given, and put the legend below the plot."""
+    axes.set_xlabel(shown_name(xlabel), color=INK, fontsize=8.5)
     if xlabel == "step":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     if run is not None:
@@ -214,7 +231,7 @@ def _finish(figure: Figure, axes: Axes, run: Run | None = None, *, xlabel: str =
             labels,
             loc="upper left",
             bbox_to_anchor=(0, -0.2),
-            ncols=4,
+            ncols=max(1, min(4, _LEGEND_WIDTH // (max(map(len, labels)) + 6))),
             fontsize=8.5,
             frameon=False,
             labelcolor=INK,
@@ -245,12 +262,12 @@ def _set_limits(axes: Axes, run: Run) -> None:
         axes.set_xlim(min(steps) - margin, max(steps) + margin)
 
 
-def _dot(values: np.ndarray) -> dict[str, Any]:
+def lone_dot(values: np.ndarray) -> dict[str, Any]:
     """A line through a single point is invisible; draw the point."""
     return {"marker": "o", "markersize": 5} if np.isfinite(values).sum() == 1 else {}
 
 
-def _label(text: str) -> str:
+def shown_name(text: str) -> str:
     """Keep Matplotlib from reading dollar signs as formulas, and a leading underscore as 'no label'.
 
     A name too long for a legend is cut.

@@ -22,6 +22,7 @@ from unirl.explore.gallery import Card, cards, samples_over_time
 from unirl.explore.health import DataHealth, data_health
 from unirl.explore.results import headlines, stage_times
 from unirl.explore.run import Run, number, open_run
+from unirl.explore.run_alarms import run_alarms
 from unirl.explore.scores import Scores
 from unirl.explore.svg import figure_svg
 
@@ -82,6 +83,7 @@ def render_report(run: Run) -> str:
         evaluations=_svgs(plots.reward_and_judge(run, direction) for direction in run.directions),
         resources=_svgs(_resources(run)),
         health=_health(run.data, notes),
+        alarms=run_alarms(run).to_pylist(),
         **_scored(run.scores, notes),
         last_metrics=_last_metrics(run),
         peak_memory=_peak_memory(run),

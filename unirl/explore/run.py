@@ -30,6 +30,8 @@ class Run:
     """Lines of kind "train", one per update."""
     evals: Sequence[Line]
     """Lines of kind "eval", one per evaluation and direction."""
+    alarms: Sequence[Line]
+    """Lines of kind "alarm": `alarm` (its name), `message` and the numbers behind it, `alarm/...`."""
     summary: Mapping[str, Any]
     """`summary.json`, written when the whole recipe is done."""
     scores: Scores | None
@@ -67,6 +69,7 @@ def open_run(run_dir: str | Path) -> Run:
         header=header,
         train=[line for line in lines if line.get("kind") == "train"],
         evals=[line for line in lines if line.get("kind") == "eval"],
+        alarms=[line for line in lines if line.get("kind") == "alarm"],
         summary=summary,
         scores=_open_scores(path, notes),
         data=_open_data(path, header, notes),

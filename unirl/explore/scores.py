@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,8 @@ class Scores:
     store: FeatureStore
     conditions: tuple[str, ...] = ()
     """SQL conditions, all of which hold; column names are quoted already."""
+    added: tuple[pa.Table, ...] = field(default=(), compare=False)
+    """Columns that are not in the store, each table with the `row` that its numbers belong to."""
 
     @classmethod
     def open(cls, run_or_store: str | Path | FeatureStore) -> Scores:
@@ -64,7 +66,8 @@ class Scores:
     @property
     def columns(self) -> tuple[str, ...]:
         """Every column that a condition may name."""
-        return tuple(self.store.columns)
+        found = (name for table in self.added for name in table.column_names if name != "row")
+        return (*self.store.columns, *found)
 
     @property
     def components(self) -> tuple[str, ...]:
@@ -92,7 +95,8 @@ class Scores:
         Raises:
             ConfigError: If the condition is not valid SQL or names an unknown column.
         """
-        narrowed = Scores(self.store, (*self.conditions, quote_columns(condition, self.columns)))
+        kept = (*self.conditions, quote_columns(condition, self.columns))
+        narrowed = replace(self, conditions=kept)
         try:
             narrowed.query("SELECT key FROM samples LIMIT 0")
         except StorageError as error:
@@ -107,13 +111,16 @@ class Scores:
         Names with a slash need no quotes: `SELECT step, avg(reward/vlm) FROM samples GROUP BY step`.
         """
         quoted = quote_columns(sql, self.columns)
-        if not self.conditions:
+        if not self.conditions and not self.added:
             return self.store.query(quoted)
+        tables = {f"added_{number}": table for number, table in enumerate(self.added)}
+        joined = " ".join(["samples", *(f'LEFT JOIN {name} USING ("row")' for name in tables)])
         # The line break ends a comment that a condition may close with.
-        kept = " AND ".join(f"({condition}\n)" for condition in self.conditions)
-        head = f"WITH samples AS (SELECT * FROM samples WHERE {kept})"
+        kept = " AND ".join(f"({condition}\n)" for condition in self.conditions) or "true"
+        head = f"WITH samples AS (SELECT * FROM (SELECT * FROM {joined}) WHERE {kept})"
         opening = re.match(r"\s*WITH\s+", quoted, re.IGNORECASE)
-        return self.store.query(f"{head}, {quoted[opening.end() :]}" if opening else f"{head} {quoted}")
+        sql = f"{head}, {quoted[opening.end() :]}" if opening else f"{head} {quoted}"
+        return self.store.query(sql, tables=tables)
 
     def __len__(self) -> int:
         return int(self.query("SELECT count(*) AS n FROM samples")["n"][0].as_py())
