@@ -19,6 +19,8 @@ from datapipe.ring import BufferRing
 __all__ = ["IMAGES", "BadSample", "Draft", "Piece", "UnevenError"]
 
 IMAGES: Final = "images"
+STAGES: Final = ("fetch", "decode", "transform", "tokenize", "collate", "device")
+"""In the order that a sample passes them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +77,16 @@ class Draft:
         return placed
 
     def drop(self, index: int, stage: str, error: Exception) -> None:
-        """Leave a sample out."""
+        """Leave a sample out.
+
+        Of a sample that is bad in several stages the first stage's error counts. Its tensors may be fetched
+        while its picture is decoded, and threads must not decide what is reported.
+        """
         bad = BadSample(key=self.keys[index], row=int(self.rows[index]), stage=stage, error=error)
         with self.lock:
-            self.bad.setdefault(index, bad)
+            held = self.bad.get(index)
+            if held is None or STAGES.index(stage) < STAGES.index(held.stage):
+                self.bad[index] = bad
 
     def pieces(self, num_pieces: int) -> Iterator[Piece]:
         """Cut the rows into neighbours, one piece or more."""
