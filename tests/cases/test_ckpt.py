@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unirl.rollout.native import sample_uniforms
+from unirl.rollout.engine import sample_uniforms
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 
 TOY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))

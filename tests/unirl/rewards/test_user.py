@@ -82,7 +82,7 @@ def test_functions_that_no_process_can_import_are_told_by_name(monkeypatch: pyte
     with pytest.raises(ConfigError, match="by_caption is something else by now"):
         UserReward(replaced)
     monkeypatch.setattr(inner, "__module__", "__main__")
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(ConfigError, match=r"inner: it is defined in a notebook.*move `inner` into a module"):
         UserReward(inner)
 

@@ -263,9 +263,9 @@ def test_an_engine_that_disagrees_with_the_trainer_is_refused(
 
     class Stale(NativeEngine):
         def sync(self, policy: Policy, version: int) -> None:
-            self.policy_version = version
+            super().sync(toy.make_policy(seed=9), version)
 
-    trainer = toy.make_trainer(tmp_path, toy_store, engine=Stale(toy.make_policy(seed=9)))
+    trainer = toy.make_trainer(tmp_path, toy_store, engine=Stale(toy.make_policy()))
     with pytest.raises(RolloutError, match=r"stage text, first step: rollout and trainer differ by .* nats"):
         trainer.train()
 
