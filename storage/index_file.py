@@ -81,7 +81,11 @@ class IndexFile:
             if not places:
                 return pa.nulls(self._rows if groups is None else self._size(groups), kind)
             try:
-                table = file.read([name]) if groups is None else file.read_row_groups(groups, [name])
+                table = (
+                    file.read([name], use_threads=False)
+                    if groups is None
+                    else file.read_row_groups(groups, [name], use_threads=False)
+                )
                 array = table.column(0).cast(kind).combine_chunks()
             except (pa.ArrowException, OSError) as error:
                 raise CorruptionError(
