@@ -62,7 +62,8 @@ class Rows:
         device = policy.device
         self._kinds: list[int] = policy.vocabulary.grammar(self.direction).places.tolist()
         """Which mask holds at each place of a response; empty if one holds at all."""
-        self._mask = policy.allowed_at(self.direction, 0)
+        self._candidates: dict[int, Tensor] = {}
+        """Allowed ids (K,), ascending, by the kind of the place."""
         streams = [sample_stream(s.seed, s.sample, s.max_new_tokens) for s in samples]
         uniforms = np.stack([np.pad(stream, (0, self.length - len(stream))) for stream in streams])
         self._uniforms = torch.from_numpy(uniforms).to(device)
@@ -128,14 +129,8 @@ class Rows:
         hidden = self._hidden.view(len(self._place_of), self.branches, -1)
         if len(places) < len(self._place_of):
             hidden = hidden[where]
-        logits = self.decoder.logits(hidden, self.direction)
-        drawn, logprobs = sample_tokens(
-            logits[:, 0],
-            uniforms=self._uniforms[who, when],
-            allowed=self._allowed(written),
-            temperature=self.sampling.temperature,
-            uncond=logits[:, 1] if self.branches == 2 else None,
-            guidance=self.sampling.guidance,
+        drawn, logprobs = self._sample(
+            self.decoder.logits(hidden, self.direction), self._uniforms[who, when], written
         )
         self._ids[who, when] = drawn
         self._logprobs[who, when] = logprobs.float()
@@ -149,17 +144,36 @@ class Rows:
             return drawn
         return torch.full_like(self._positions[:, 0], self.policy.vocabulary.pad).index_copy_(0, where, drawn)
 
-    def _allowed(self, written: list[int]) -> Tensor:
-        """bool (V,), or (rows, V) if the grammar depends on the place and the rows are at several kinds."""
-        if not self._kinds:
-            return self._mask
-        kinds = [self._kinds[place] for place in written]
-        place_of = dict(zip(kinds, written, strict=True))
-        masks = [self.policy.allowed_at(self.direction, place) for place in place_of.values()]
-        if len(masks) == 1:
-            return masks[0]
-        order = list(place_of)
-        return torch.stack(masks)[torch.tensor([order.index(kind) for kind in kinds])]
+    def _sample(self, logits: Tensor, uniforms: Tensor, written: list[int]) -> tuple[Tensor, Tensor]:
+        """Draw from logits (rows, branches, V) of rows that have written so much.
+
+        Rows at one kind of place are drawn among its ids alone: the distribution is the same, the work less.
+        """
+        kinds = [self._kinds[place] for place in written] if self._kinds else [0]
+        places = dict(zip(kinds, written, strict=False))
+        candidates = allowed = None
+        if len(places) == 1:
+            candidates = self._candidates_at(kinds[0], written[0])
+            logits = logits[..., candidates]
+        else:
+            order = list(places)
+            masks = torch.stack([self.policy.allowed_at(self.direction, place) for place in places.values()])
+            allowed = masks[torch.tensor([order.index(kind) for kind in kinds], device=masks.device)]
+        drawn, logprobs = sample_tokens(
+            logits[:, 0],
+            uniforms=uniforms,
+            allowed=allowed,
+            temperature=self.sampling.temperature,
+            uncond=logits[:, 1] if self.branches == 2 else None,
+            guidance=self.sampling.guidance,
+        )
+        return drawn if candidates is None else candidates[drawn], logprobs
+
+    def _candidates_at(self, kind: int, place: int) -> Tensor:
+        """Ids that may stand at a place of this kind."""
+        if kind not in self._candidates:
+            self._candidates[kind] = self.policy.allowed_at(self.direction, place).nonzero()[:, 0]
+        return self._candidates[kind]
 
     def _step(self, ids: Tensor) -> None:
         lengths: list[int] = []
