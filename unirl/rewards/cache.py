@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,17 +78,17 @@ class CachedReward:
         if fresh:
             scored = self.reward.score([samples[index] for index in fresh.values()])
             found = {"total": scored.total, **{_COMPONENT + n: v for n, v in scored.components.items()}}
-            known = np.isfinite(np.stack(list(found.values()))).all(axis=0)
-            missing = self._keep(list(fresh), found, known)
-        names = list(self._values) or ["total"]
-        values = {name: np.full(len(samples), np.nan) for name in names}
-        for index, key in enumerate(keys):
-            place = self._place.get(key)
-            for name in names:
-                if place is not None:
-                    values[name][index] = self._values[name][place]
-                elif name in missing:
-                    values[name][index] = missing[name][place_of[key]]
+            has_all = np.isfinite(np.stack(list(found.values()))).all(axis=0)
+            missing = self._keep(list(fresh), found, has_all)
+        places = np.array([self._place.get(key, -1) for key in keys], dtype=np.int64)
+        known = places >= 0
+        lost = np.array([place_of[key] for key in itertools.compress(keys, ~known)], dtype=np.int64)
+        values = {name: np.full(len(samples), np.nan) for name in self._values or ("total",)}
+        for name, column in values.items():
+            if known.any():
+                column[known] = self._values[name][places[known]]
+            if name in missing:
+                column[~known] = missing[name][lost]
         components = {n.removeprefix(_COMPONENT): v for n, v in values.items() if n != "total"}
         return Scores(total=values["total"], components=components)
 
