@@ -19,6 +19,7 @@ from datapipe.buckets import Balance, TokenBatches
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
 from datapipe.fields import BatchContents, Field, ImageField, TextField
+from datapipe.loader_checks import check_batch, check_kinds, check_numbers, check_state, whole_number
 from datapipe.loader_stats import LoaderMeter, LoaderStats
 from datapipe.order import BlockShuffle, Order, ViewOrder
 from datapipe.pipeline import StageCounters
@@ -101,8 +102,18 @@ class Loader:
             LoaderError: For an unknown column, numbers out of range, or a view without a single batch.
             StageError: For a function that is to run in a process and cannot be sent to one; names it.
         """
-        _check_numbers(rank, world_size, num_threads, prefetch_batches)
-        _check_batch(batch_size, buckets, world_size)
+        check_numbers(
+            rank=rank,
+            world_size=world_size,
+            num_threads=num_threads,
+            prefetch_batches=prefetch_batches,
+            seed=seed,
+        )
+        check_batch(batch_size, buckets, world_size)
+        names = {"tensors": tensors, "columns": columns}
+        check_kinds(
+            view=view, image=image, order=order, texts=texts, fields=fields, stages=stages, names=names
+        )
         contents = BatchContents(
             image=image,
             tensors=tuple(tensors),
@@ -139,6 +150,12 @@ class Loader:
                 f"lower batch_size or the budget, widen the query, or set drop_last=False"
             )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise LoaderError(
+            "a loader has threads and open files and cannot be pickled or copied; send its view, make a "
+            "loader of it on the other side, and send state_dict() along to go on"
+        )
+
     def __len__(self) -> int:
         """Batches of the whole epoch `self.epoch`, the same on every rank; with buckets epochs differ."""
         return self._batches(self._epoch).count(0)
@@ -169,8 +186,8 @@ class Loader:
         return self._meter.stats()
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the beginning of an epoch."""
-        self._epoch, self._consumed, self._start_at = epoch, 0, 0
+        """Start the next iteration at the beginning of an epoch, 0 or more."""
+        self._epoch, self._consumed, self._start_at = whole_number("epoch", epoch, 0), 0, 0
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over what is left of the epoch; threads run until the iterator ends or is dropped.
@@ -215,19 +232,7 @@ class Loader:
         Raises:
             LoaderError: If the state is of another version, or was made over other rows or another order.
         """
-        missing = [name for name in LoaderState.__dataclass_fields__ if name not in state]
-        if missing or state["version"] != _STATE_VERSION:
-            raise LoaderError(
-                f"this is no loader state of version {_STATE_VERSION}: version is {state.get('version')!r}, "
-                f"missing {missing}; it was saved by other code"
-            )
-        mine = self.state_dict()
-        for name in ("num_rows", "rows_crc", "seed", "shuffle"):
-            if state[name] != mine[name]:
-                raise LoaderError(
-                    f"the state was saved with {name} {state[name]!r}, this loader has {mine[name]!r}; open "
-                    f"the same snapshot with the same query and seed, or start anew without the state"
-                )
+        check_state(state, self.state_dict(), self._num_samples)
         self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
         self._start_at = self._consumed
 
@@ -275,26 +280,3 @@ class Loader:
     def _fingerprint(self) -> int:
         order = self._order.fingerprint()
         return order if self._buckets is None else order ^ self._buckets.fingerprint()
-
-
-def _check_batch(batch_size: int | None, buckets: Buckets | None, world_size: int) -> None:
-    if (batch_size is None) == (buckets is None):
-        raise LoaderError(f"batch_size is {batch_size} and buckets are {buckets}; give one of them")
-    if buckets is not None and buckets.multiple_of < world_size:
-        raise LoaderError(f"multiple_of {buckets.multiple_of} is less than the {world_size} ranks; raise it")
-    if batch_size is not None and batch_size < 1:
-        raise LoaderError(f"batch_size is {batch_size}, wanted 1 or more")
-    if batch_size is not None and batch_size < world_size:
-        raise LoaderError(f"batch_size {batch_size} is the global batch and less than the {world_size} ranks")
-
-
-def _check_numbers(rank: int, world_size: int, num_threads: int, prefetch_batches: int) -> None:
-    for name, value in (
-        ("world_size", world_size),
-        ("num_threads", num_threads),
-        ("prefetch_batches", prefetch_batches),
-    ):
-        if value < 1:
-            raise LoaderError(f"{name} is {value}, wanted 1 or more")
-    if not 0 <= rank < world_size:
-        raise LoaderError(f"rank is {rank}, wanted 0..{world_size - 1}")

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from datapipe.collate import as_tensor, write_pixels
 from datapipe.decode.image import decode_image
@@ -61,7 +63,11 @@ class DecodeSample:
                 max_pixels=self.image.max_pixels,
             )
         for name, field in self.fields.items():
-            made[name] = np.asarray(field.read(raw))
+            made[name] = found = np.asarray(field.read(raw))
+            if found.dtype.kind not in "biufc":
+                raise DataError(
+                    f"the field {name!r} gave {found.dtype}{found.shape}, wanted an array of numbers"
+                )
         return made
 
 
@@ -112,7 +118,7 @@ class TransformSample:
         pixels, seed, epoch, key = sample
         generator = sample_generator(seed=seed, epoch=epoch, key=key)
         image = apply_transforms(as_tensor(pixels.transpose(2, 0, 1)), self.transforms, generator)
-        changed: NDArray[Any] = image.numpy()
+        changed: NDArray[Any] = _checked(image).numpy()
         return changed
 
 
@@ -180,6 +186,17 @@ class TokenizeSamples(_SamplesOfPiece):
 def decode_function(image: ImageField | None, fields: Mapping[str, Field]) -> DecodeSample:
     """What decodes one sample, without the parts that belong to another stage."""
     return DecodeSample(None if image is None else replace(image, transforms=()), dict(fields))
+
+
+def _checked(image: Any) -> Tensor:
+    """The result of functions of the user's, uint8 or float32, apart from any graph."""
+    if not isinstance(image, Tensor):
+        raise DataError(f"the transforms gave {type(image).__name__}, wanted a tensor (C, H, W)")
+    if image.ndim != 3 or not (image.dtype == torch.uint8 or image.is_floating_point()):
+        raise DataError(
+            f"the transforms gave {image.dtype}{tuple(image.shape)}, wanted (C, H, W) in uint8 or float"
+        )
+    return image if image.dtype == torch.uint8 else image.detach().float()
 
 
 def check_parts_travel(stage_name: str, parts: Mapping[str, Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from datapipe import Loader
+from datapipe import Loader, SampleError
 from datapipe.decode.video import scan_video
 from datapipe.errors import DataError
 from datapipe.fields import RawSample
@@ -164,3 +165,18 @@ def test_a_loader_gives_batches_of_clips(videos: View) -> None:
     assert {key: clips for rank in ranks for key, clips in rank.items()} == whole
     assert len({str(clips) for clips in whole.values()}) > 3
     assert {number % 3 for key in "012" for clip in whole[key] for number in clip} - {1}
+
+
+def test_a_row_with_stored_frames_needs_no_file(tmp_path: Path) -> None:
+    store = FeatureStore.create(tmp_path / "store")
+    store.append([{"key": f"{index}", "tensors": {"frames": stored(10)}} for index in range(4)])
+    store.append([{"key": "4", "duration_s": 1.0, "n_frames": 10}])
+    clip = ClipField(length_s=0.3, fps=10)
+    field = VideoField(clip=clip, num_clips=2, frames="frames", frames_fps=10)
+    options: dict[str, Any] = {"image": None, "columns": (), "fields": {"clips": field}, "shuffle": False}
+    batches = list(Loader(store.refresh().select()[:4], batch_size=2, **options))
+    assert [tuple(batch.tensors["clips"].shape) for batch in batches] == [(2, 2, 3, 48, 64, 3)] * 2
+    with pytest.raises(
+        SampleError, match=r"sample '4' \(row 4\): the row has no video, and no stored frames"
+    ):
+        list(Loader(store.refresh().select(), batch_size=5, **options))
