@@ -202,6 +202,8 @@ class _Run:
             while number not in self._done:
                 self._condition.wait(min(_LOOK_S, self._pipeline.watchdog_s))
                 now = time.monotonic()
+                for process in self._processes:
+                    process.end_if_overdue()
                 self._raise_overdue()
                 if now - warned >= self._pipeline.watchdog_s and number not in self._done:
                     warned = now

@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pickle import PicklingError
 from typing import Any, Final
 
 from datapipe.errors import StageError
@@ -16,6 +18,7 @@ from datapipe.stages import Stage
 
 __all__ = ["StageProcess"]
 
+_GRACE_S: Final = 1.0  # the call itself ends what takes too long to answer
 _START_S: Final = 120.0
 _START_HINT: Final = (
     "it imports the program afresh, so that a script needs `if __name__ == '__main__':` around its body"
@@ -31,6 +34,8 @@ class StageProcess:
         self._pipe: Connection | None = None
         self._is_closed = False
         self._is_ready = False
+        self._began: float | None = None  # when the item that is under way was sent
+        self._is_overdue = False
         self._lock = threading.Lock()
 
     def __call__(self, key: str, value: Any) -> Any:
@@ -44,24 +49,41 @@ class StageProcess:
         place = f"stage {self._stage.name!r}, sample {key!r}"
         if not self._is_ready:
             self._await_start(place, process, pipe)
+        self._began = time.monotonic()
+        try:
+            return self._exchange(place, value, process, pipe)
+        finally:
+            self._began = None
+
+    def end_if_overdue(self) -> None:
+        """End a process that takes no item or stops in the middle of a result, which holds the caller up.
+
+        For another thread than that of the call, which then fails as after any death.
+        """
+        began, process, limit = self._began, self._process, self._stage.timeout_s
+        if began is None or process is None or limit is None:
+            return
+        if time.monotonic() - began > limit + _GRACE_S:
+            self._is_overdue = True
+            process.kill()
+
+    def _exchange(
+        self, place: str, value: Any, process: multiprocessing.process.BaseProcess, pipe: Connection
+    ) -> Any:
         try:
             pipe.send(value)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise self._died(place, process) from error
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, PicklingError) as error:
             raise StageError(
                 f"{place}: the item cannot be sent to a process: {error}", "unsendable"
             ) from error
         if not wait([pipe, process.sentinel], timeout=self._stage.timeout_s):
             self._kill()
-            raise StageError(
-                f"{place}: process {process.pid} was ended, it took longer than timeout_s="
-                f"{self._stage.timeout_s:g}",
-                "timed_out",
-            )
+            raise self._timed_out(place, process.pid)
         try:
             is_ok, answer = pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
+        except (EOFError, OSError) as error:  # OSError in the middle of a result
             raise self._died(place, process) from error
         if is_ok:
             return answer
@@ -116,12 +138,21 @@ class StageProcess:
 
     def _died(self, place: str, process: multiprocessing.process.BaseProcess) -> StageError:
         process.join()
+        if self._is_overdue:
+            self._forget()
+            return self._timed_out(place, process.pid)
         code = process.exitcode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         what = "gave a result" if self._is_ready else f"was ready; {_START_HINT}"
         pid = process.pid
         self._forget()
         return StageError(f"{place}: process {pid} {how} before it {what}", "died")
+
+    def _timed_out(self, place: str, pid: int | None) -> StageError:
+        limit = self._stage.timeout_s
+        return StageError(
+            f"{place}: process {pid} was ended, it took longer than timeout_s={limit:g}", "timed_out"
+        )
 
     def _kill(self) -> None:
         process = self._process
@@ -132,7 +163,7 @@ class StageProcess:
 
     def _forget(self) -> None:
         pipe, self._pipe, self._process = self._pipe, None, None
-        self._is_ready = False
+        self._is_ready = self._is_overdue = False
         if pipe is not None:
             pipe.close()
 
@@ -154,7 +185,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
             answer = False, (f"{type(error).__name__}: {error}", traceback.format_exc(), str(reason))
         try:
             pipe.send(answer)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError, PicklingError) as error:
             told = f"the result cannot be sent back: {error}"
             pipe.send((False, (told, traceback.format_exc(), "unsendable")))
 

@@ -20,6 +20,7 @@ import pytest
 
 from datapipe.errors import StageError
 from datapipe.pipeline import StageCounters, run_pipeline
+from datapipe.stage_process import StageProcess
 from datapipe.stages import Pipeline, Stage
 from tests.datapipe import stage_functions
 
@@ -171,6 +172,50 @@ def test_a_dead_process_is_replaced_within_the_budget() -> None:
     assert no_worker_is_left()
 
 
+def test_a_stopped_process_that_takes_no_item_is_ended_in_time() -> None:
+    """Sending an item larger than the pipe waits for the process, before any answer is waited for."""
+    pids: list[int] = []
+
+    def items() -> Iterator[tuple[str, bytes]]:
+        yield "first", b""
+        os.kill(pids[0], signal.SIGSTOP)
+        yield "large", bytes(8 << 20)
+        yield "last", b""
+
+    work = Stage(
+        name="work",
+        function=stage_functions.pid_of_process,
+        executor="process",
+        timeout_s=1,
+        max_failures=1,
+    )
+    for pid in run_pipeline(Pipeline(stages=(work,), max_in_flight=1), items()):
+        pids.append(pid)
+    assert len(set(pids)) == len(pids) == 2
+    assert no_worker_is_left()
+
+
+def test_a_process_that_dies_in_the_middle_of_a_result_costs_one_item(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = StageProcess(Stage(name="work", function=stage_functions.pid_of_process, executor="process"))
+    first = process("n0", b"")
+    pipe = process._pipe
+    assert pipe is not None
+    receive = pipe.recv
+
+    def cut_off() -> object:
+        os.kill(first, signal.SIGKILL)
+        receive()
+        raise OSError("got end of file during message")
+
+    monkeypatch.setattr(pipe, "recv", cut_off, raising=False)
+    with pytest.raises(StageError, match=r"sample 'n1': process \d+ was killed by SIGKILL"):
+        process("n1", b"")
+    assert process("n2", b"") != first
+    process.close()
+
+
 def test_leaving_early_ends_the_processes() -> None:
     results = run_pipeline(one_stage(stage_functions.hang_at_three, executor="process"), numbers(9))
     assert next(results) == 0
@@ -208,6 +253,7 @@ def test_functions_of_a_session_are_named() -> None:
 HANGING = """
 import sys, time
 from datapipe.pipeline import run_pipeline
+from datapipe.stage_process import StageProcess
 from datapipe.stages import Pipeline, Stage
 from tests.datapipe.stage_functions import hang_at_three
 if __name__ == "__main__":
