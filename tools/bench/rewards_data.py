@@ -19,9 +19,7 @@ __all__ = ["SIZES", "build_reward", "own_forward", "samples"]
 CAPTIONS = ("a red circle", "a small green star on the left", "a blue square at the top", "two circles")
 SIZES = {
     "toy": VlmConfig(),
-    "larger": VlmConfig(
-        width=384, num_layers=8, num_heads=6, mlp_width=1024, vision_width=256, vision_mlp_width=512
-    ),
+    "larger": VlmConfig(width=256, num_layers=4, mlp_width=768, vision_width=128, vision_mlp_width=256),
 }
 
 
