@@ -246,5 +246,6 @@ def _require_drawable(total: Tensor, uniforms: Tensor) -> None:
         row = int((~good).nonzero()[0])
         raise RolloutError(
             f"row {row}: total probability is {total[row].item()} and the uniform is {uniforms[row].item()}; "
-            "finite logits and a uniform in [0, 1) are needed"
+            "finite logits and a uniform in [0, 1) are needed. NaN comes from weights or logits that are NaN "
+            "or infinite: go back to the last good checkpoint, and lower the learning rate"
         )

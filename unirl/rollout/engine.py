@@ -58,6 +58,11 @@ class RolloutRequest:
             wrong.append("there is no prompt; give at least one")
         if len(self.seeds) != len(self.prompts):
             wrong.append(f"{len(self.seeds)} seeds for {len(self.prompts)} prompts; give one for each")
+        wrong.extend(
+            f"{prompt.key}: seed {seed}; a seed is made of integers from 0"
+            for prompt, seed in zip(self.prompts, self.seeds, strict=False)
+            if any(number < 0 for number in seed)
+        )
         if self.group_size < 1 or self.max_new_tokens < 1:
             wrong.append(
                 f"group_size is {self.group_size} and max_new_tokens {self.max_new_tokens}; "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unirl.algorithms.sampling import sample_tokens
+from unirl.errors import ConfigError
 from unirl.policies.policy import Policy, left_pad
 from unirl.rollout.decoder import Decoder, Prefix
 from unirl.rollout.engine import PartialSample, sample_stream
@@ -70,6 +71,7 @@ class Rows:
         self._ids = torch.zeros(len(samples), self.length, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(len(samples), self.length, device=device)
         self._prompts = [self._branch_ids(sample) for sample in samples]
+        self._require_positions()
         self._queue = list(range(len(samples)))[::-1]
         self._shown = [policy.picture_key(sample.prompt) for sample in samples]
         self._shares: dict[_Start, _Share] = {}
@@ -257,6 +259,17 @@ class Rows:
             self._positions[new] = self._positions[old]
             self._place_of[new] = self._place_of[old]
         self._positions, self._place_of = self._positions[:kept], self._place_of[:kept]
+
+    def _require_positions(self) -> None:
+        """Refuse a sample that would grow beyond the positions that the model knows."""
+        known = getattr(self.policy.decoder_config, "max_position_embeddings", None)
+        for sample, branches in zip(self.samples, self._prompts, strict=True):
+            prompt, new = len(branches[0]) - len(sample.ids), sample.max_new_tokens
+            if known is not None and prompt + new > known:
+                raise ConfigError(
+                    f"{sample.prompt.key}: a prompt of {prompt} tokens and {new} new ones, the model has "
+                    f"{known} positions; ask for fewer tokens, or leave so long a prompt out"
+                )
 
     def _sample_in(self, place: int) -> int:
         sample = self._place_of[place]

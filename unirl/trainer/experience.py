@@ -23,7 +23,7 @@ __all__ = ["ExperienceLog", "Row", "evaluation_rows", "experience_rows"]
 
 Row = dict[str, Any]
 """Columns of one sample by name, with its `key`, its `blob` and its tensors."""
-FLOATS = ("reward", "judge", "advantage", "kl", *PICTURE_COLUMNS)
+FLOATS = ("reward", "judge", "advantage", "kl", "temperature", "guidance", *PICTURE_COLUMNS)
 
 
 class ExperienceLog:
@@ -101,6 +101,8 @@ def experience_rows(
                 "judge": float("nan"),
                 "advantage": float(experience.advantages[b, :n].mean()),
                 "kl": float(divergence[b, :n].mean()),
+                "temperature": float(rollout.origin.temperature[b, 0]),
+                "guidance": float(rollout.origin.guidance[b, 0]),
                 "num_tokens": n,
                 "truncated": bool(rollout.truncated[b]),
                 "tokens": rollout.response_ids[b, :n],
@@ -126,6 +128,8 @@ def evaluation_rows(evaluation: Evaluation, labels: Mapping[str, str | int], nam
             "judge": float(evaluation.judgements[i]),
             "advantage": float("nan"),
             "kl": float("nan"),
+            "temperature": float("nan"),
+            "guidance": float("nan"),
             "num_tokens": 0,
             "truncated": False,
             "tokens": empty,

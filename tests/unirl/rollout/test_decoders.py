@@ -48,6 +48,9 @@ FUSED = {
 }
 GENERIC = {
     "gemma": lambda v: GemmaForCausalLM(GemmaConfig(vocab_size=v, head_dim=16, **SIZES)),
+    "qwen2, sliding window": lambda v: Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=v, use_sliding_window=True, sliding_window=3, max_window_layers=1, **SIZES)
+    ),
     "llama, bias in the mlp": lambda v: LlamaForCausalLM(LlamaConfig(vocab_size=v, mlp_bias=True, **SIZES)),
 }
 

@@ -309,3 +309,53 @@ def test_half_precision_stays_close(policy: TokenLM, toy: SimpleNamespace) -> No
     assert same or (half.response_ids == whole.response_ids).float().mean() > 0.5
     first = half.response_ids[:, 0] == whole.response_ids[:, 0]
     torch.testing.assert_close(half.old_logprobs[first, 0], whole.old_logprobs[first, 0], atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_more_tokens_than_the_model_has_positions_are_refused(
+    policy: TokenLM, toy: SimpleNamespace, decoder: str
+) -> None:
+    short, long = toy.make_prompts("image", 2)
+    long = dataclasses.replace(long, caption=" ".join(["dark"] * 100))
+    engine = NativeEngine(policy, decoder=DECODERS[decoder](policy))
+    with pytest.raises(
+        ConfigError, match=r"p1: a prompt of \d+ tokens and 4 new ones, the model has \d+ pos"
+    ):
+        engine.rollout(request_for([short, long]))
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_prompts_of_very_unequal_length_do_not_disturb_each_other(
+    policy: TokenLM, toy: SimpleNamespace, decoder: str
+) -> None:
+    short, long = toy.make_prompts("image", 2)
+    long = dataclasses.replace(long, caption=" ".join(["dark"] * 50))
+    engine = NativeEngine(policy, max_rows=3, decoder=DECODERS[decoder](policy))
+    whole = engine.rollout(request_for([short, long], 2, sampling=GUIDED))
+    alone = [engine.rollout(request_for([prompt], 2, sampling=GUIDED)) for prompt in (short, long)]
+    assert responses(whole) == [row for part in alone for row in responses(part)]
+    expected = torch.cat([part.old_logprobs for part in alone])
+    torch.testing.assert_close(whole.old_logprobs, expected, atol=1e-5, rtol=0)
+
+
+def test_a_sample_can_be_stopped_at_every_step(policy: TokenLM, toy: SimpleNamespace) -> None:
+    request = request_for(toy.make_prompts("image", 3), 2, sampling=GUIDED)
+    whole, samples = NativeEngine(policy).run(begin(request)), begin(request)
+    engine = NativeEngine(policy, max_rows=4)
+    while not all(sample.is_done for sample in samples):
+        samples = engine.run(samples, max_steps=1)
+    assert [sample.ids for sample in samples] == [sample.ids for sample in whole]
+
+
+def test_weights_that_are_nan_stop_the_rollout_with_a_remedy(toy: SimpleNamespace) -> None:
+    broken = toy.make_policy(seed=4)
+    with torch.no_grad():
+        next(broken.lm.parameters()).fill_(float("nan"))
+    with pytest.raises(RolloutError, match=r"total probability is nan.*last good checkpoint"):
+        NativeEngine(broken).rollout(request_for(toy.make_prompts("text", 1)))
+
+
+def test_a_negative_seed_is_refused(policy: TokenLM, toy: SimpleNamespace) -> None:
+    prompts = toy.make_prompts("text", 1)
+    with pytest.raises(ConfigError, match=r"p0: seed \(3, -1\); a seed is made of integers from 0"):
+        NativeEngine(policy).rollout(request_for(prompts, seeds=[(3, -1)]))
