@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 from pathlib import Path
 
 import nbformat
@@ -13,9 +12,10 @@ NOTEBOOK = ROOT / "recipes" / "notebooks" / "reward_scores.ipynb"
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_run = runpy.run_path(str(ROOT / "tests" / "run_directory.py"))["make_run"]
-    monkeypatch.setenv("UNIRL_RUN", str(make_run(tmp_path / "run")))
+def test_the_notebook_runs_from_top_to_bottom(
+    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNIRL_RUN", str(whole_run))
     # A developer's settings and history stay out of the kernel, and the kernel out of them.
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
@@ -30,8 +30,8 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     tables = [output for output in outputs if "text/html" in output.get("data", {})]
-    assert len(pictures) == 7
-    assert len(tables) == 3
+    assert len(pictures) == 14
+    assert len(tables) == 5
     assert not [output for output in outputs if output.output_type == "stream"]
 
 

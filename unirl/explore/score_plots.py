@@ -171,7 +171,8 @@ def prompt_history(scores: Scores, prompt_key: str, measure: str = "reward") -> 
         axes.scatter(
             [step for step, _ in found],
             [value for _, value in found],
-            s=14,
+            s=22,
+            zorder=3,
             color=colour,
             alpha=0.8,
             linewidth=0,
