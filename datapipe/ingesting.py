@@ -24,7 +24,7 @@ from datapipe.settling import DuplicatePolicy
 from datapipe.source_journal import FinishedSources, SourceJournal
 from datapipe.sources import FieldMap, Note, Source, open_sources
 from datapipe.sources.webdataset import SplitDot
-from storage import FeatureStore
+from storage import FeatureStore, StoreNotFoundError
 
 __all__ = ["ingest"]
 
@@ -193,7 +193,7 @@ def _plan(
 ) -> _Plan:
     """Find out what the store lacks. When it is written to, it is made and locked, after all checks."""
     media, rules = options.media_rules(), repr(options.as_asked())
-    store = FeatureStore.open(path) if (Path(path) / "snapshots").is_dir() else None
+    store = _store_at(path)
     if is_written and store is not None:
         lock.take(store.path)
         store = store.refresh()
@@ -205,6 +205,14 @@ def _plan(
         lock.take(store.path)
         journal = SourceJournal(store, rules)
     return _Plan(store=store, journal=journal, unread=unread, num_known=num_known, judge=judge)
+
+
+def _store_at(path: str | Path) -> FeatureStore | None:
+    """The store, or None where there is none yet; one whose making was cut off is none yet."""
+    try:
+        return FeatureStore.open(path)
+    except StoreNotFoundError:
+        return None
 
 
 def _note_empty_sources(run: IngestRun | RayRun, sources: Sequence[Source]) -> None:

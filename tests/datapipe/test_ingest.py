@@ -227,6 +227,11 @@ def test_the_same_rows_from_a_moved_folder_are_known(tmp_path: Path) -> None:
     assert f"0001.png of {folder}" in caught.value.report.examples["duplicate_key"][0].detail
 
 
+def test_a_store_whose_making_was_killed_is_made(tmp_path: Path) -> None:
+    (tmp_path / "store" / "snapshots").mkdir(parents=True)
+    assert ingest(write_folder(tmp_path / "pictures", 2), tmp_path / "store").num_added == 2
+
+
 def test_commits_are_cut_by_rows(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "set", 25)
     ingest(folder, tmp_path / "store", commit_rows=10)
