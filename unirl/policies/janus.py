@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.models.janus.modeling_janus import JanusForConditionalGeneration
 
 from unirl.errors import ConfigError
@@ -106,18 +106,10 @@ class JanusPolicy(Policy):
         of_prompt = features.split(by_prompt)
         return torch.cat([part.flatten(0, 1) for part in of_prompt for _ in range(repeats)])
 
-    def backbone(
-        self, embeds: Tensor, *, attention_mask: Tensor, positions: Tensor, cache: Cache | None = None
-    ) -> Tensor:
-        """Run the language model without its head."""
-        hidden: Tensor = self._model.language_model(
-            inputs_embeds=embeds,
-            attention_mask=attention_mask.long() if attention_mask.ndim == 2 else attention_mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
-        return hidden
+    @property
+    def trunk(self) -> nn.Module:
+        """The language model without its head."""
+        return cast(nn.Module, self._model.language_model)
 
     def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
         """Apply the head of the direction; ids of the other one get 0 and are never allowed."""

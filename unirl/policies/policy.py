@@ -90,7 +90,11 @@ class Policy(nn.Module, ABC):
                 order, the G samples of each.
         """
 
+    @property
     @abstractmethod
+    def trunk(self) -> nn.Module:
+        """The transformers model without its head."""
+
     def backbone(
         self, embeds: Tensor, *, attention_mask: Tensor, positions: Tensor, cache: Cache | None = None
     ) -> Tensor:
@@ -102,6 +106,14 @@ class Policy(nn.Module, ABC):
             positions: int64 (B, T).
             cache: Of transformers; the new keys and values are added to it.
         """
+        hidden: Tensor = self.trunk(
+            inputs_embeds=embeds,
+            attention_mask=attention_mask.long() if attention_mask.ndim == 2 else attention_mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+        return hidden
 
     @abstractmethod
     def logits(self, hidden: Tensor, direction: Direction) -> Tensor:

@@ -75,6 +75,11 @@ class BaseReference(Policy):
         with adapters_off(self.lm):
             return self._held[0].embed(ids, pictures)
 
+    @property
+    def trunk(self) -> nn.Module:
+        """As the policy's; `backbone` runs it without adapters."""
+        return self._held[0].trunk
+
     def backbone(
         self, embeds: Tensor, *, attention_mask: Tensor, positions: Tensor, cache: Cache | None = None
     ) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
-    Cache,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -87,18 +86,10 @@ class TokenLM(Policy):
         vectors: Tensor = self.lm.get_input_embeddings()(ids)
         return vectors
 
-    def backbone(
-        self, embeds: Tensor, *, attention_mask: Tensor, positions: Tensor, cache: Cache | None = None
-    ) -> Tensor:
-        """Run the model without its head."""
-        hidden: Tensor = self.lm.base_model(
-            inputs_embeds=embeds,
-            attention_mask=attention_mask.long() if attention_mask.ndim == 2 else attention_mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
-        return hidden
+    @property
+    def trunk(self) -> nn.Module:
+        """The language model without its head."""
+        return self.lm.base_model
 
     def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
         """Apply the head, and the scale and soft cap that the configuration gives."""
