@@ -70,10 +70,10 @@ class BufferRing:
 
     def _take(self, num_bytes: int) -> Tensor:
         for _ in range(len(self._free)):
-            buffer = self._free.popleft()
+            buffer = self._free.pop()  # the last one used is the likeliest to be in the processor's cache
             if num_bytes <= buffer.numel() <= _WASTE * max(num_bytes, _ALIGN):
                 return buffer
-            self._free.append(buffer)
+            self._free.appendleft(buffer)
         while len(self._free) >= max(1, self._num_kept):
             self._free.popleft()
         return torch.empty(-(-num_bytes // _ALIGN) * _ALIGN, dtype=torch.uint8, pin_memory=self._is_pinned)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from datapipe.collate import as_tensor, write_pixels
 from datapipe.decode.image import decode_image
-from datapipe.draft import IMAGES, Piece
+from datapipe.draft import IMAGES, Draft, Piece
 from datapipe.errors import DataError
 from datapipe.fields import Field, ImageField, RawSample, TextField
 from datapipe.stages import check_function_travels
@@ -51,8 +51,10 @@ class DecodeSample:
     image: ImageField | None
     fields: Mapping[str, Field]
 
-    def __call__(self, sample: tuple[RawSample, tuple[int, int] | None]) -> dict[str, NDArray[Any]]:
-        raw, size = sample
+    def __call__(
+        self, sample: tuple[RawSample, tuple[int, int] | None, NDArray[np.uint8] | None]
+    ) -> dict[str, NDArray[Any]]:
+        raw, size, out = sample
         made: dict[str, NDArray[Any]] = {}
         if self.image is not None and raw.blob is not None:
             made[IMAGES] = decode_image(
@@ -61,6 +63,7 @@ class DecodeSample:
                 resample=self.image.resample,
                 background=self.image.background,
                 max_pixels=self.image.max_pixels,
+                out=out,
             )
         for name, field in self.fields.items():
             made[name] = found = np.asarray(field.read(raw))
@@ -82,8 +85,13 @@ class DecodeSamples(_SamplesOfPiece):
         self._columns = {name for field in fields.values() for name in field.columns}
         self._has_fields = bool(fields)
         self._is_sent = is_sent
+        self._is_direct = (
+            image is not None and image.pixels == "uint8" and not image.transforms and not is_sent
+        )
 
-    def take(self, piece: Piece, index: int) -> tuple[RawSample, tuple[int, int] | None]:
+    def take(
+        self, piece: Piece, index: int
+    ) -> tuple[RawSample, tuple[int, int] | None, NDArray[np.uint8] | None]:
         draft, blob = piece.draft, piece.blobs.pop(index, None)
         key = draft.keys[index]
         raw = RawSample(
@@ -94,10 +102,13 @@ class DecodeSamples(_SamplesOfPiece):
             tensors={name: piece.tensors[name].get(index) for name in self._tensors},
             seed=sample_seed(seed=draft.seed, epoch=draft.epoch, key=key) if self._has_fields else 0,
         )
-        return raw, draft.size
+        return raw, draft.size, self._place(draft, index)
 
     def put(self, piece: Piece, index: int, result: dict[str, NDArray[Any]]) -> None:
+        placed = self._place(piece.draft, index)
         for name, array in result.items():
+            if name == IMAGES and placed is not None and np.may_share_memory(array, placed):
+                continue  # it is there already
             if name != IMAGES or self._image is None:
                 piece.draft.place(name, index, array.shape, array.dtype)[...] = array
             elif self._image.transforms:
@@ -106,6 +117,12 @@ class DecodeSamples(_SamplesOfPiece):
                 piece.draft.place(IMAGES, index, array.shape, np.uint8)[...] = array
             else:
                 write_pixels(array, piece.draft.place(IMAGES, index, (3, *array.shape[:2]), np.float32))
+
+    def _place(self, draft: Draft, index: int) -> NDArray[np.uint8] | None:
+        """Where a picture of known size is decoded to right away."""
+        if not self._is_direct or draft.size is None:
+            return None
+        return draft.place(IMAGES, index, (*draft.size, 3), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

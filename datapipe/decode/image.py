@@ -54,6 +54,7 @@ def decode_image(
     resample: Resample = "bilinear",
     background: tuple[int, int, int] = WHITE,
     max_pixels: int = DEFAULT_MAX_PIXELS,
+    out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Decode a picture completely, upright and in RGB.
 
@@ -68,6 +69,8 @@ def decode_image(
         resample: Filter of the resizing, antialiased by default; see resize_pixels.
         background: RGB 0..255 behind transparent pixels.
         max_pixels: Pictures whose header claims more are refused before any pixel is decoded.
+        out: uint8 (height, width, 3) of `size`, C-contiguous. A picture whose last step is a resizing is
+            written there without a copy, and `out` is returned. After an error its content is anything.
 
     Returns:
         Writable uint8 (H, W, 3).
@@ -81,12 +84,13 @@ def decode_image(
     header = _ordinary_jpeg(data, format_name, max_pixels)
     if header is None:
         pixels, _ = _decode_carefully(data, format_name, background, max_pixels)
-        return pixels if size is None else resize_pixels(pixels, size, resample)
+        return pixels if size is None else resize_pixels(pixels, size, resample, out=out)
     if size is None:
         stored = decode_jpeg(data)
     else:
         stored_size = size[::-1] if swaps_axes(header.orientation) else size
-        stored = decode_jpeg_resized(data, header, stored_size, resample)
+        placed = out if header.orientation == 1 else None
+        stored = decode_jpeg_resized(data, header, stored_size, resample, out=placed)
     return np.ascontiguousarray(orient_pixels(stored, header.orientation))
 
 

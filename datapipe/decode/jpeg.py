@@ -148,7 +148,12 @@ def decode_jpeg(data: bytes | memoryview) -> NDArray[np.uint8]:
 
 
 def decode_jpeg_resized(
-    data: bytes | memoryview, header: JpegHeader, size: tuple[int, int], resample: Resample
+    data: bytes | memoryview,
+    header: JpegHeader,
+    size: tuple[int, int],
+    resample: Resample,
+    *,
+    out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Decode an ordinary JPEG to RGB as stored, and resize it.
 
@@ -161,6 +166,7 @@ def decode_jpeg_resized(
         header: From read_jpeg_header.
         size: (height, width) wanted, of the picture as stored.
         resample: See resize_pixels.
+        out: See resize_pixels.
 
     Raises:
         DecodeError: See decode_jpeg.
@@ -170,13 +176,13 @@ def decode_jpeg_resized(
     fits = header.height * header.width * 3 <= _SCRATCH_BYTES
     buffer = _scratch.pixels if fits else None
     if resample in ("linear", "nearest"):
-        return resize_pixels(_strictly(data, "RGB", buffer=buffer), size, resample)
+        return resize_pixels(_strictly(data, "RGB", buffer=buffer), size, resample, out=out)
     least = (size[0] * _SCALE_MARGIN, size[1] * _SCALE_MARGIN)
     shrinks = size[0] <= header.height and size[1] <= header.width
     fast = shrinks and not header.is_finely_quantized
     pixels = _strictly(data, "RGB", least, min_factor=2, buffer=buffer, fast_transform=fast)
     extent = scaled_extent(pixels, header.height, header.width)
-    return resize_pixels(pixels, size, resample, extent=extent)
+    return resize_pixels(pixels, size, resample, extent=extent, out=out)
 
 
 def check_jpeg(data: bytes | memoryview) -> NDArray[np.uint8]:

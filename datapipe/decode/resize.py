@@ -36,6 +36,7 @@ def resize_pixels(
     resample: Resample = "bilinear",
     *,
     extent: tuple[float, float] | None = None,
+    out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Resize; the aspect ratio is not kept.
 
@@ -50,6 +51,8 @@ def resize_pixels(
         resample: The filter.
         extent: (height, width) in pixels of the part, from the upper left corner, that is wanted. The last
             row and column may be in it with a share only. None for all.
+        out: uint8 (height, width, 3), C-contiguous. Where the result is computed anew by torch's kernels, it
+            is written there and `out` is returned; else it is left as it is.
 
     Returns:
         Writable uint8 (height, width, 3), C-contiguous; the argument itself when it has that size.
@@ -63,7 +66,7 @@ def resize_pixels(
         return np.array(Image.fromarray(pixels).resize((size[1], size[0]), _PILLOW[resample], box=box))
     torch, operators = _kernels()
     readable = pixels if pixels.flags.c_contiguous and pixels.flags.writeable else pixels.copy()
-    resized = np.empty((*size, 3), np.uint8)
+    resized = np.empty((*size, 3), np.uint8) if out is None else out
     source, target = (torch.from_numpy(array[None]).permute(0, 3, 1, 2) for array in (readable, resized))
     operators[resample](source, size, False, size[0] / extent[0], size[1] / extent[1], out=target)
     return resized

@@ -49,6 +49,15 @@ def test_whatever_can_reach_the_memory_keeps_it(derive: object) -> None:
     assert len(others) == 3
 
 
+def test_the_memory_used_last_is_lent_first() -> None:
+    ring = BufferRing(num_kept=4)
+    lent = [ring.lend((100,), np.uint8) for _ in range(3)]
+    addresses = [array.ctypes.data for array in lent]
+    while lent:
+        del lent[0]
+    assert ring.lend((100,), np.uint8).ctypes.data == addresses[-1]
+
+
 def test_free_memory_is_bounded_and_of_a_fitting_size() -> None:
     ring = BufferRing(num_kept=2)
     lent = [ring.lend((1000,), np.uint8) for _ in range(5)]

@@ -93,6 +93,15 @@ def test_the_faster_transform_stays_within_two_levels(quality: int, noise: int) 
     assert mean_difference(larger, resize_pixels(whole, (600, 800))) <= 0.5
 
 
+@pytest.mark.parametrize("resample", ["bilinear", "bicubic", "linear"])
+def test_pictures_are_decoded_into_the_memory_of_the_caller(resample: Resample) -> None:
+    data = encode(picture(), quality=90)
+    wanted = decode_image(data, size=(40, 33), resample=resample)
+    out = np.zeros((40, 33, 3), np.uint8)
+    assert decode_image(data, size=(40, 33), resample=resample, out=out) is out
+    assert np.array_equal(out, wanted)
+
+
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic", "lanczos", "box", "nearest"])
 def test_filters_are_those_of_pillow(resample: str) -> None:
     pixels = np.asarray(picture())
