@@ -20,6 +20,7 @@ from transformers import Cache, PretrainedConfig, PreTrainedModel
 from unirl.algorithms.sampling import token_logprobs
 from unirl.errors import ConfigError
 from unirl.policies.adapters import merged_weights
+from unirl.policies.chunks import score_in_chunks
 from unirl.policies.critic import ValueHead
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import Direction, Prompt
@@ -53,6 +54,8 @@ class Policy(nn.Module, ABC):
     lm: PreTrainedModel
     vocabulary: JointVocabulary
     critic: ValueHead
+    logits_chunk: int
+    """Positions, rows times response tokens, whose logits `forward` holds at once; 0 holds all."""
 
     def __init__(self, lm: PreTrainedModel, vocabulary: JointVocabulary, *, num_ids: int) -> None:
         """Take a model over.
@@ -64,6 +67,7 @@ class Policy(nn.Module, ABC):
         """
         super().__init__()
         self.lm = lm
+        self.logits_chunk = 0
         self.vocabulary = vocabulary
         self.critic = ValueHead(self.decoder_config.hidden_size)
         for direction in DIRECTIONS:
@@ -244,22 +248,28 @@ class Policy(nn.Module, ABC):
         if unconditional is not None:
             ids, mask = unconditional
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_uncond):
-                behind = self._behind_prompt(
+                uncond = self._behind_prompt(
                     torch.cat([ids, responses], dim=1),
                     torch.cat([mask, attention_mask[:, prompt_length:]], dim=1),
                     ids.shape[1],
                     None,
                 )
-                uncond = self.logits(behind, direction)
         allowed = self.allowed(direction)
-        logprobs, entropy = token_logprobs(
-            self.logits(hidden, direction),
-            responses,
-            allowed=allowed[: hidden.shape[1]] if allowed.ndim == 2 else allowed,
-            temperature=temperature,
-            uncond=uncond,
-            guidance=guidance,
-        )
+        allowed = allowed[: hidden.shape[1]] if allowed.ndim == 2 else allowed
+
+        def score(start: int, end: int, hidden: Tensor, uncond: Tensor | None) -> tuple[Tensor, Tensor]:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_uncond):
+                base = None if uncond is None else self.logits(uncond, direction)
+            return token_logprobs(
+                self.logits(hidden, direction),
+                responses[:, start:end],
+                allowed=allowed[start:end] if allowed.ndim == 2 else allowed,
+                temperature=temperature,
+                uncond=base,
+                guidance=guidance,
+            )
+
+        logprobs, entropy = score_in_chunks(score, hidden, uncond, positions=self.logits_chunk)
         return PolicyOutput(logprobs=logprobs, entropy=entropy, values=self.critic(hidden))
 
     def _behind_prompt(

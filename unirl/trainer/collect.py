@@ -18,7 +18,7 @@ from unirl.rollout.engine import RolloutEngine, RolloutRequest
 from unirl.trainer.algorithms import ALGORITHMS, Credit, RolledOut, kl_place
 from unirl.trainer.distributed import global_moments
 from unirl.trainer.mismatch import old_logprobs_and_weights
-from unirl.trainer.replay import replay_tokens
+from unirl.trainer.row_batches import replay_rollouts
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Prompt, Rollout, Sample, SamplingSettings, Scores
 
@@ -111,11 +111,13 @@ def make_experience(
     stage: Stage,
     *,
     kl_coef: float,
+    micro_batch_tokens: int = 0,
 ) -> tuple[list[Experience], list[PolicyOutput]]:
     """Spread scores over tokens as the stage's algorithm does; moments are those of all ranks.
 
     A response that reached the length limit counts as ended (the limit is part of the task), so nothing is
-    bootstrapped. Rows without a score leave the loss and the statistics.
+    bootstrapped. Rows without a score leave the loss and the statistics. `micro_batch_tokens` is that of
+    `replay_rollouts`.
 
     Returns:
         One experience per rollout, and what the policy says of the rollout's tokens before the update, from
@@ -126,14 +128,17 @@ def make_experience(
     """
     algorithm = ALGORITHMS[stage.algorithm]
     penalty = kl_coef if kl_place(stage) == "reward" else 0.0
-    outputs = [replay_tokens(policy, policy, rollout, stage.sampling) for rollout in rollouts]
+    outputs, references = (
+        replay_rollouts(accelerator, model, policy, rollouts, stage.sampling, tokens=micro_batch_tokens)
+        for model in (policy, reference)
+    )
     parts: list[_Part] = []
-    for rollout, output, score in zip(rollouts, outputs, scores, strict=True):
+    for rollout, output, behind, score in zip(rollouts, outputs, references, scores, strict=True):
         if len(score.total) != len(rollout.input_ids):
             raise RewardError(
                 f"the reward gave {len(score.total)} scores for {len(rollout.input_ids)} samples"
             )
-        ref_logprobs = replay_tokens(reference, policy, rollout, stage.sampling).logprobs
+        ref_logprobs = behind.logprobs
         total = torch.from_numpy(score.total).float().to(ref_logprobs.device)
         total = total + _length_charge(rollout, stage)
         mask = scored_mask(rollout.response_mask, total)

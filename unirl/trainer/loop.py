@@ -131,6 +131,7 @@ class Trainer:
         self.tokenizer, self.reward, self.judge = tokenizer, reward, judge
         self.evaluation_prompts, self.accelerator, self.on_step = evaluation_prompts, accelerator, on_step
         self.policy = policy
+        policy.logits_chunk = settings.logits_chunk
         self.reference = reference_of(policy).to(accelerator.device)
         self.engine: RolloutEngine = engine or NativeEngine(policy)
         optimizer = torch.optim.AdamW(
@@ -208,6 +209,7 @@ class Trainer:
                 scores,
                 stage,
                 kl_coef=controller.value,
+                micro_batch_tokens=self.settings.micro_batch_tokens,
             )
             seen = self._look(stage, experiences, outputs)
         with clock(times, "update_s"):
@@ -220,6 +222,7 @@ class Trainer:
                 stage,
                 kl_coef=controller.value,
                 replay=replay.next() if replay else (),
+                micro_batch_tokens=self.settings.micro_batch_tokens,
             )
         with clock(times, "log_s"):
             rows = self._remember(stage, experiences, samples)

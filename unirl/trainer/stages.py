@@ -79,7 +79,7 @@ STAGE_RANGES = {
 }
 SETTINGS_RANGES = {
     "1 or more": ("micro_prompts", "checkpoint_every", "keep_checkpoints"),
-    "0 or more": ("seed", "evaluate_every"),
+    "0 or more": ("seed", "evaluate_every", "micro_batch_tokens", "logits_chunk"),
     "above 0": ("max_logprob_gap",),
 }
 
@@ -186,6 +186,13 @@ class RunSettings:
     micro_prompts: int = 8
     """Prompts whose samples go through the model at once, in rollout and update. The split of work into
     forward passes does not depend on the number of ranks, so neither do the numbers."""
+    micro_batch_tokens: int = 0
+    """Tokens, padding included, that go through the model at once when samples are scored and learnt from:
+    rows are sorted by length, packed up to this, and dealt out so that ranks have equal work. 0 keeps the
+    micro-batches of the rollout, `micro_prompts` prompts each."""
+    logits_chunk: int = 0
+    """Positions whose logits are held at once, so that no (B, T, V) is made; the backward pass makes them a
+    second time. 0 holds all."""
     checkpoint_every: int = 10
     """Steps."""
     keep_checkpoints: int = 2

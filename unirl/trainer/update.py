@@ -15,9 +15,10 @@ from unirl.policies.policy import Policy
 from unirl.trainer.algorithms import ALGORITHMS, kl_place, loss_count, loss_weights
 from unirl.trainer.distributed import global_count
 from unirl.trainer.replay import replay_tokens
+from unirl.trainer.row_batches import budgeted_batches, every_nth_prompt
 from unirl.trainer.sft import supervised_batch
 from unirl.trainer.stages import Stage
-from unirl.types import Experience, Prompt, Rollout
+from unirl.types import Experience, Prompt
 
 __all__ = ["update_policy"]
 
@@ -31,6 +32,7 @@ def update_policy(
     *,
     kl_coef: float,
     replay: Sequence[Prompt] = (),
+    micro_batch_tokens: int = 0,
 ) -> dict[str, Tensor]:
     """Take `stage.epochs` x `stage.updates_per_step` optimizer steps.
 
@@ -47,14 +49,19 @@ def update_policy(
         kl_coef: Weight of the penalty, where the stage has it in the loss.
         replay: This rank's captioned pictures in the direction that the stage does not train; their
             supervised loss is added, against forgetting.
+        micro_batch_tokens: Rows of all ranks are dealt out and packed into micro-batches of so many tokens;
+            0 takes each experience as one.
 
     Returns:
         Metric sums of this rank, see `unirl.algorithms.add_metrics`.
     """
     metrics: list[Mapping[str, Tensor]] = []
+    updates = [
+        _micro_batches(accelerator, model, experiences, first, stage, micro_batch_tokens)
+        for first in range(stage.updates_per_step)
+    ]
     for _ in range(stage.epochs):
-        for first in range(stage.updates_per_step):
-            batches = [_every_nth_prompt(e, first, stage.updates_per_step) for e in experiences]
+        for first, batches in enumerate(updates):
             counts = Counts(
                 loss=_global_sum(accelerator, [loss_count(stage, b.loss_mask) for b in batches]),
                 tokens=_global_sum(accelerator, [b.loss_mask for b in batches]),
@@ -83,6 +90,22 @@ class Counts:
     """For the policy loss: tokens, responses, or rows times the length limit."""
     tokens: float
     """For everything else."""
+
+
+def _micro_batches(
+    accelerator: Accelerator,
+    model: nn.Module,
+    experiences: Sequence[Experience],
+    first: int,
+    stage: Stage,
+    tokens: int,
+) -> list[Experience]:
+    """What one update learns from, in the parts that go through the model at once."""
+    picked = [every_nth_prompt(experience, first, stage.updates_per_step) for experience in experiences]
+    if not tokens:
+        return picked
+    policy: Policy = accelerator.unwrap_model(model)
+    return budgeted_batches(accelerator, picked, tokens=tokens, width=policy.decoder_config.hidden_size)
 
 
 def _backward(
@@ -170,31 +193,3 @@ def _replay(
     denominator = global_count(accelerator, mask)
     accelerator.backward(stage.replay_coef * loss / denominator * accelerator.num_processes)
     return {"replay/loss_sum": loss.detach().double(), "replay/tokens": mask.sum().double()}
-
-
-def _every_nth_prompt(experience: Experience, first: int, n: int) -> Experience:
-    """The rows of prompts first, first + n, ...; padding and all statistics stay as they are."""
-    rollout, size = experience.rollout, experience.rollout.group_size
-    picked = list(range(first, len(rollout.prompts), n))
-    rows = torch.tensor([p * size + g for p in picked for g in range(size)])
-    return Experience(
-        rollout=Rollout(
-            prompts=[rollout.prompts[p] for p in picked],
-            group_size=size,
-            input_ids=rollout.input_ids[rows],
-            attention_mask=rollout.attention_mask[rows],
-            prompt_length=rollout.prompt_length,
-            response_mask=rollout.response_mask[rows],
-            old_logprobs=rollout.old_logprobs[rows],
-            truncated=rollout.truncated[rows],
-            origin=rollout.origin.select(rows),
-        ),
-        scores=experience.scores,
-        old_logprobs=experience.old_logprobs[rows],
-        importance=None if experience.importance is None else experience.importance[rows],
-        ref_logprobs=experience.ref_logprobs[rows],
-        old_values=experience.old_values[rows],
-        loss_mask=experience.loss_mask[rows],
-        advantages=experience.advantages[rows],
-        returns=experience.returns[rows],
-    )
