@@ -32,6 +32,7 @@ UNIRL_LEVEL = {
     "unirl.trainer": 3,
     "unirl.explore": 4,
     "unirl.cli": 4,
+    "unirl.__main__": 5,
 }
 # The edges inside a level. Anything else on the same level stands alone.
 SAME_LEVEL = {

@@ -123,6 +123,8 @@ class TrainingPlan:
     """Whether each row is run a second time, without its condition."""
     is_checkpointed: bool = False
     """Whether only the input of each layer is kept, and the layer run again in the backward pass."""
+    logits_chunk: int = 0
+    """Response tokens whose logits are held at a time; 0 holds those of all rows."""
     engine_bytes: int = 4
     """Of a number in the engine's own copy of the weights, on each rank; 0 for an engine elsewhere."""
 
@@ -182,7 +184,6 @@ def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> MemoryEstimate:
     """
     trained = shape.num_parameters if plan.trained_parameters is None else plan.trained_parameters
     tokens = (plan.prompt_length + plan.response_length) * (2 if plan.is_guided else 1)
-    answered = plan.response_length * shape.vocabulary * (2 if plan.is_guided else 1)
     layer = shape.layer_activation_bytes(plan.compute_bytes)
     kept = shape.width * plan.compute_bytes if plan.is_checkpointed else layer
     of_token = shape.num_layers * kept + (layer if plan.is_checkpointed else 0)
@@ -199,8 +200,8 @@ def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> MemoryEstimate:
         engine=plan.engine_bytes * shape.num_parameters,
         gathered=_gathered(shape, plan) if plan.ranks > 1 else 0,
         activations=plan.rows * tokens * of_token,
-        logits=plan.rows * answered * (SAVED_LOGITS_BYTES + LOGITS_GRADIENT_BYTES),
-        scoring=plan.rollout_rows * answered * SCORING_LOGITS_BYTES,
+        logits=_logits(shape, plan, plan.rows) * (SAVED_LOGITS_BYTES + LOGITS_GRADIENT_BYTES),
+        scoring=_logits(shape, plan, plan.rollout_rows) * SCORING_LOGITS_BYTES,
         cache=cached if plan.engine_bytes else 0,
     )
 
@@ -259,6 +260,14 @@ def serving_bytes(
     """
     weights = number_bytes * shape.num_parameters
     return _share(weights + shape.cache_bytes(tokens, number_bytes=cache_number_bytes), gpus)
+
+
+def _logits(shape: ModelShape, plan: TrainingPlan, rows: int) -> int:
+    """Logits that are held at a time, of both branches."""
+    positions = rows * plan.response_length
+    if plan.logits_chunk:
+        positions = min(positions, max(plan.logits_chunk, rows))
+    return positions * shape.vocabulary * (2 if plan.is_guided else 1)
 
 
 def _gathered(shape: ModelShape, plan: TrainingPlan) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -136,3 +138,51 @@ def test_serving_splits_weights_and_cache() -> None:
     whole = 2 * LLAMA_7B.num_parameters + 2 * 32 * 4096 * 1000 * 2
     assert serving_bytes(LLAMA_7B, tokens=1000) == whole
     assert serving_bytes(LLAMA_7B, tokens=1000, gpus=2) == whole // 2
+
+
+SCALING = Path(__file__).parents[3] / "docs" / "scaling.md"
+
+
+def shape(
+    layers: int, width: int, heads: int, kv: int, mlp: int, *, ids: int, head: int, tied: bool
+) -> ModelShape:
+    return ModelShape.of(
+        LlamaConfig(
+            vocab_size=ids, hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers,
+            num_attention_heads=heads, num_key_value_heads=kv, head_dim=head, tie_word_embeddings=tied,
+        )
+    )  # fmt: skip
+
+
+SIZES = {
+    "1B": shape(16, 2048, 32, 8, 8192, ids=128256, head=64, tied=True),
+    "7B": shape(28, 3584, 28, 4, 18944, ids=151936, head=128, tied=False),
+    "72B": shape(80, 8192, 64, 8, 29568, ids=151936, head=128, tied=False),
+}
+
+
+def training_row(name: str, trained: str, ranks: str) -> list[float]:
+    plan = TrainingPlan(
+        rows=8, rollout_rows=32, prompt_length=64, response_length=576, ranks=int(ranks), compute_bytes=2,
+        trained_parameters=None if trained == "all" else lora_parameters(SIZES[name], 16),
+        is_checkpointed=True, logits_chunk=1024, engine_bytes=0,
+    )  # fmt: skip
+    found = estimate_memory(SIZES[name], plan)
+    parts = (found.weights, found.optimizer, found.reference, found.gradients, found.activations)
+    return [*parts, found.gathered, found.logits, found.peak]
+
+
+def test_the_tables_of_the_page_are_computed() -> None:
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in SCALING.read_text().splitlines()
+    ]
+    rows = [cells for cells in lines if cells[0] in SIZES]
+    training = [cells for cells in rows if len(cells) == 11]
+    serving = [cells for cells in rows if len(cells) == 6]
+    assert (len(training), len(serving)) == (7, 3)
+    for cells in training:
+        assert cells[3:] == [f"{value / 1e9:.1f}" for value in training_row(*cells[:3])], cells[:3]
+    for name, *cells in serving:
+        cache = SIZES[name].cache_bytes(1, number_bytes=2) / 1e3
+        split = [serving_bytes(SIZES[name], tokens=64 * 1500, gpus=gpus) / 1e9 for gpus in (1, 2, 4, 8)]
+        assert cells == [f"{value:.1f}" for value in (cache, *split)], name
