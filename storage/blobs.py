@@ -12,6 +12,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import lmdb
@@ -30,6 +31,7 @@ _BATCH_ROWS = 8192
 _FIRST_MAP_BYTES = 64 << 20
 _MAX_BLOB_BYTES = (1 << 32) - 1
 _NUM_PROBES = 64
+_NUM_REMEMBERED = 8192
 
 Blob = bytes | bytearray | memoryview
 
@@ -54,8 +56,38 @@ def as_bytes(blob: Blob, place: str) -> bytes:
     return blob if type(blob) is bytes else bytes(view)
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A blob that waits to be put."""
+
+    row: int
+    key: bytes  # of LMDB
+    blob: Blob
+    first: tuple[int, bytes] | None = None  # row and LMDB key of the blob that has the same checksum
+
+
+class _Remembered:
+    """The blobs seen last, by checksum: as many as two generations hold."""
+
+    def __init__(self) -> None:
+        self._recent: dict[bytes, tuple[int, bytes]] = {}
+        self._older: dict[bytes, tuple[int, bytes]] = {}
+
+    def first(self, digest: bytes, blob: _Pending) -> tuple[int, bytes] | None:
+        """Row and LMDB key of the first blob with this checksum; None, and this one is remembered."""
+        found = self._recent.get(digest) or self._older.get(digest)
+        if found is None:
+            if len(self._recent) == _NUM_REMEMBERED:
+                self._recent, self._older = {}, self._recent
+            self._recent[digest] = (blob.row, blob.key)
+        return found
+
+
 class BlobWriter:
     """Streams blobs into a new LMDB database at `directory`; memory holds two batches and 32 bytes a row.
+
+    A blob that is equal to one of the last 8,192 different ones is not written again: its row gets the place
+    of the first, and no LMDB entry of its own.
 
     One batch is put, and its large blobs are located, by a thread while the next is collected. What it fails
     with is raised by the call that hands over the next batch, or by `seal`.
@@ -69,13 +101,15 @@ class BlobWriter:
         )
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         self._page_bytes: int = self._env.stat()["psize"]
-        self._batch: list[tuple[int, bytes, Blob]] = []
+        self._batch: list[_Pending] = []
         self._batch_bytes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="blobs")
         self._putting: Future[None] | None = None
         self._lengths = array("q")
         self._offsets = array("q")  # NO_BLOB until a blob was located
         self._digests = bytearray()
+        self._seen = _Remembered()
+        self._shared: list[tuple[int, int]] = []  # a row, and the one that it shares the blob of
         self._closed = False
         self.count = 0
 
@@ -85,10 +119,13 @@ class BlobWriter:
             self.add_absent(1)
             return
         num_bytes = memoryview(blob).nbytes
-        self._batch.append((len(self._lengths), lmdb_key(key), blob))
+        digest = xxhash.xxh3_128_digest(blob)
+        mine = _Pending(row=len(self._lengths), key=lmdb_key(key), blob=blob)
+        mine.first = self._seen.first(digest, mine) if num_bytes else None
+        self._batch.append(mine)
         self._lengths.append(num_bytes)
         self._offsets.append(NO_BLOB)
-        self._digests += xxhash.xxh3_128_digest(blob)
+        self._digests += digest
         self._batch_bytes += num_bytes
         self.count += 1
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
@@ -116,14 +153,17 @@ class BlobWriter:
         if putting is not None:
             putting.result()
 
-    def _put(self, batch: list[tuple[int, bytes, Blob]], num_bytes: int) -> None:
+    def _put(self, batch: list[_Pending], num_bytes: int) -> None:
         """Commit a batch. A full map loses the transaction, but the batch is put again in a larger one."""
         while True:
             try:
-                with self._env.begin(write=True) as transaction:
-                    for _, key, blob in batch:
-                        if not transaction.put(key, blob, overwrite=False):
-                            raise DuplicateKeyError(f"LMDB key {key!r} is already in {self.path}")
+                shared = []
+                with self._env.begin(write=True, buffers=True) as transaction:
+                    for one in batch:
+                        if one.first is not None and transaction.get(one.first[1]) == one.blob:
+                            shared.append((one.row, one.first[0]))
+                        elif not transaction.put(one.key, one.blob, overwrite=False):
+                            raise DuplicateKeyError(f"LMDB key {one.key!r} is already in {self.path}")
             except lmdb.MapFullError:
                 size = self._env.info()["map_size"]
                 self._env.set_mapsize(max(2 * size, size + 2 * num_bytes))
@@ -131,8 +171,14 @@ class BlobWriter:
                 raise write_error(self.path.parent, error) from error
             else:
                 start_writing(self._fd)
+                self._shared += shared
                 # LMDB gives a value of a page or more pages of its own, and they stay where they are.
-                self._locate((row, key) for row, key, _ in batch if self._lengths[row] >= self._page_bytes)
+                others = {row for row, _ in shared}
+                self._locate(
+                    (one.row, one.key)
+                    for one in batch
+                    if self._lengths[one.row] >= self._page_bytes and one.row not in others
+                )
                 return
 
     def _locate(self, rows: Iterable[tuple[int, bytes]]) -> None:
@@ -162,10 +208,13 @@ class BlobWriter:
             self._put(self._batch, self._batch_bytes)
             self._batch = []
         lengths = np.frombuffer(self._lengths, np.int64).copy()
-        missing = np.flatnonzero((lengths > 0) & (np.frombuffer(self._offsets, np.int64) == NO_BLOB))
-        self._locate((row, lmdb_key(key_of(row))) for row in missing.tolist())
+        is_missing = (lengths > 0) & (np.frombuffer(self._offsets, np.int64) == NO_BLOB)
+        shared, first = np.array(self._shared, np.int64).reshape(-1, 2).T
+        is_missing[shared] = False
+        self._locate((row, lmdb_key(key_of(row))) for row in np.flatnonzero(is_missing).tolist())
         offsets = np.frombuffer(self._offsets, np.int64).copy()
         offsets[lengths == 0] = 0
+        offsets[shared] = offsets[first]
         self.close()
         self._probe(offsets, lengths)
         return offsets, np.maximum(lengths, 0), bytes(self._digests)

@@ -41,6 +41,7 @@ class Salvage:
     reader: PartReader = field(init=False)
     _index: dict[str, pa.Array] | None = None
     _database: lmdb.Environment | None = None
+    _keys_of_blobs: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         self.reader = PartReader(self.backend, self._with_found_size(self.part))
@@ -91,11 +92,20 @@ class Salvage:
         digest = self._column("hash")[row].as_py()
         if digest is None:
             return None
-        key = self._column("key")[row].as_py().encode()
-        found = self._from_lmdb(lmdb_key(key))
-        if found is None or xxhash.xxh3_128_hexdigest(found) != digest:
-            raise CorruptionError("the key table is broken, and LMDB does not find the blob either")
-        return found
+        key = self._column("key")[row].as_py()
+        # A row that shares its blob has no entry of its own.
+        for candidate in (key, self._first_keys().get(digest, key)):
+            found = self._from_lmdb(lmdb_key(candidate.encode()))
+            if found is not None and xxhash.xxh3_128_hexdigest(found) == digest:
+                return found
+        raise CorruptionError("the key table is broken, and LMDB does not find the blob either")
+
+    def _first_keys(self) -> Mapping[str, str]:
+        """Checksum of a blob -> key of the first row that has it."""
+        if self._keys_of_blobs is None:
+            digests, keys = self._column("hash").to_pylist(), self._column("key").to_pylist()
+            self._keys_of_blobs = dict(zip(reversed(digests), reversed(keys)))
+        return self._keys_of_blobs
 
     def _from_lmdb(self, key: bytes) -> bytes | None:
         """What LMDB finds. A broken file is not given to the library, which trusts what it reads."""

@@ -109,6 +109,19 @@ def test_a_deep_check_finds_what_lmdb_finds(filled):
     assert "other bytes for key 'k00001'" in texts or "blob of key 'k00001'" in texts
 
 
+def test_a_shared_blob_needs_the_entry_of_its_first_row(empty):
+    empty.append([{"key": key, "blob": b"the same" * 9} for key in ("a", "b", "c")])
+    store = empty.refresh()
+    assert store.verify(deep={}).ok
+    path = store.path / store.snapshot.parts[0].blobs.path
+    path.chmod(0o644)
+    with lmdb.open(str(path.parent), map_size=1 << 30, lock=False) as env, env.begin(write=True) as writing:
+        writing.delete(b"a")
+    store = forge(store, 0, blobs=path.read_bytes())
+    texts = " | ".join(problem.text for problem in store.verify(deep={}).problems)
+    assert all(f"no entry for key '{key}'" in texts for key in "abc")
+
+
 def test_decoders_by_modality_and_for_all(empty):
     empty.append(
         [
