@@ -16,8 +16,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from unirl.errors import CheckpointError
 from unirl.rollout.engine import sample_uniforms
-from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint
+from unirl.trainer.checkpoint_saver import save_checkpoint
+from unirl.trainer.host_copy import HostCopy
 
 TOY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))
 
@@ -119,13 +122,12 @@ def test_ckpt_01_the_previous_one_goes_only_when_the_new_one_is_in_place(
 ) -> None:
     """A full disk while saving, with keep=1: the only checkpoint stays."""
     save(tmp_path, 1)
-    target = sys.modules[save_checkpoint.__module__]
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(target, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(HostCopy, "write", full)
+    with pytest.raises(CheckpointError, match=r"step-00000002: .*No space left"):
         save(tmp_path, 2, keep=1)
     monkeypatch.undo()
     assert what_is_resumed(tmp_path) == 1

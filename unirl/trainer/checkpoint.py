@@ -1,35 +1,50 @@
-"""The whole state of a run, written so that a kill at any instant leaves a complete checkpoint behind.
+"""What a checkpoint is on disk, which one a run goes on from, and which ones stay.
 
-A checkpoint is a directory `checkpoints/step-00000042`: `policy.safetensors` (policy and critic),
-`optimizer.safetensors`, and `state.json` (everything else, and the size and checksum of the two and of
-itself). It is written under another name, synced, and renamed; `state.json` comes last.
+A checkpoint is a directory `checkpoints/step-00000042`: safetensors files of policy (with critic) and
+optimizer, one of each or one of each for every rank that holds a part; `rank-00000.json` with each rank's
+global generators; and `state.json` with everything else and the size and checksum of every file. It is
+written under another name and renamed when all of it is on the disk.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from unirl.errors import CheckpointError
+from unirl.trainer.host_copy import Fingerprint
+from unirl.trainer.tensor_pieces import PieceReader, model_tensors, piece_of
 
-__all__ = ["load_checkpoint", "newest_checkpoint", "save_checkpoint"]
+__all__ = [
+    "FORMAT",
+    "OPTIMIZER",
+    "POLICY",
+    "STATE",
+    "DamagedCheckpointError",
+    "digest",
+    "fingerprint",
+    "load_checkpoint",
+    "newest_checkpoint",
+    "rank_file",
+    "read_record",
+    "rotate",
+    "step_of",
+]
 
 log = logging.getLogger("unirl.trainer.checkpoint")
 
-FORMAT = 1
-POLICY, OPTIMIZER, STATE = "policy.safetensors", "optimizer.safetensors", "state.json"
+FORMAT = 2
+POLICY, OPTIMIZER, STATE = "policy", "optimizer", "state.json"
 NAME = re.compile(r"step-(\d{8})")
 
 
@@ -37,147 +52,159 @@ class DamagedCheckpointError(CheckpointError):
     """A checkpoint with a file that is not as it was written."""
 
 
-def save_checkpoint(
-    directory: Path,
-    *,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
-    keep: int,
-) -> Path:
-    """Write one checkpoint, then drop older ones, all but `keep`, and those of later steps.
-
-    Checkpoints of later steps are damaged ones that a resume passed over: the run went back behind them.
+def newest_checkpoint(*directories: Path) -> Path | None:
+    """The newest checkpoint that is whole; each damaged one that is passed over is warned about.
 
     Args:
-        directory: The run's `checkpoints/`.
-        step: Steps done; names the checkpoint.
-        model: Policy with critic; parameters and persistent buffers are saved.
-        optimizer: Its tensors are saved; its settings are the run's.
-        state: JSON values: loop position, cursors, controllers, marks of the stores and logs.
-        keep: Checkpoints that stay, at least 1.
-
-    Returns:
-        The new checkpoint's directory.
-    """
-    final = directory / f"step-{step:08d}"
-    staging = directory / f".{final.name}.partial"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    save_model(model, str(staging / POLICY))
-    save_file(_optimizer_tensors(model, optimizer), staging / OPTIMIZER)
-    files = {name: _fingerprint(staging / name) for name in (POLICY, OPTIMIZER)}
-    record = {"format": FORMAT, "step": step, "files": files, "state": dict(state)}
-    (staging / STATE).write_text(json.dumps({**record, "xxh3_128": _digest(record)}, indent=1) + "\n")
-    for name in (POLICY, OPTIMIZER, STATE):
-        _sync(staging / name)
-    _sync(staging)
-    shutil.rmtree(final, ignore_errors=True)
-    staging.rename(final)
-    _sync(directory)
-    _clean(directory, newest=final, keep=keep)
-    return final
-
-
-def newest_checkpoint(directory: Path) -> Path | None:
-    """The newest checkpoint that is whole; each damaged one that is passed over is warned about.
+        directories: Where to look; of two that are as new, the one in the earlier directory is taken.
 
     Raises:
         CheckpointError: If there are checkpoints but none is whole, or the newest is of another format. A
             run is never started over what is left of it.
     """
-    found = _checkpoints(directory)
-    for path in reversed(found):
+    found = [path for directory in directories for path in _checkpoints(directory)]
+    for path in sorted(found, key=step_of, reverse=True):
         try:
-            _read_state(path)
+            read_record(path)
         except DamagedCheckpointError as error:
             log.warning("%s; the checkpoint before it is used", error)
         else:
             return path
     if found:
         raise CheckpointError(
-            f"{directory}: none of its {len(found)} checkpoints is whole; "
+            f"{' and '.join(map(str, directories))}: none of its {len(found)} checkpoints is whole; "
             "put a whole one there, or move the run's folder away to start again"
         )
     return None
 
 
 def load_checkpoint(path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put a checkpoint's tensors into model and optimizer; return the `state` that was saved.
+    """Put this rank's part of a checkpoint into model and optimizer; return the `state` that was saved.
+
+    The number of ranks and how tensors are cut over them may be other than when it was saved.
 
     Raises:
         CheckpointError: If a file is missing, cut short or changed, or belongs to another model.
     """
-    state = _read_state(path)
+    record = read_record(path)
     try:
-        load_model(model, str(path / POLICY))
-        tensors = load_file(path / OPTIMIZER)
-    except (RuntimeError, SafetensorError) as error:
+        with PieceReader(_files(path, POLICY, record)) as reader:
+            tensors = model_tensors(model)
+            unknown = reader.shapes.keys() - tensors.keys()
+            if unknown:
+                raise CheckpointError(f"{min(unknown)} is not known here")
+            for name, tensor in tensors.items():
+                reader.fill(name, piece_of(tensor, is_main=True))
+        with PieceReader(_files(path, OPTIMIZER, record)) as reader:
+            _fill_optimizer(reader, tensors, optimizer)
+    except CheckpointError as error:
         raise CheckpointError(f"{path}: does not fit this policy: {error}") from error
-    for name, parameter in model.named_parameters():
-        fields = {key.split(":", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{name}:")}
-        if fields:
-            optimizer.state[parameter] = fields
+    state: dict[str, Any] = record["state"]
     return state
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}:{field}": value.contiguous()
-        for name, parameter in model.named_parameters()
-        for field, value in optimizer.state.get(parameter, {}).items()
-    }
+def read_record(path: Path, *, has_files: bool = True) -> dict[str, Any]:
+    """What `state.json` says.
 
+    Args:
+        path: The checkpoint.
+        has_files: Whether to read all of its files, to see that they are as they were written.
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """What `save_checkpoint` was given, once all files of the checkpoint are as they were written."""
+    Raises:
+        DamagedCheckpointError: If something is missing, cut short or changed.
+        CheckpointError: If it is of another format.
+    """
     try:
-        record = json.loads((path / STATE).read_text())
+        record: dict[str, Any] = json.loads((path / STATE).read_text())
         if record["format"] != FORMAT:
             raise CheckpointError(f"{path}: format {record['format']}, this version reads {FORMAT}")
-        is_same = record.pop("xxh3_128") == _digest(record)
-        files: dict[str, Any] = record["files"]
-        state: dict[str, Any] = record["state"]
+        is_same = record.pop("xxh3_128") == digest(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path}: {STATE} cannot be read ({error!r})") from error
     if not is_same:
         raise DamagedCheckpointError(f"{path / STATE}: changed since it was written")
-    for name, wanted in files.items():
+    for name, wanted in record["files"].items() if has_files else ():
         file = path / name
-        if not file.is_file() or _fingerprint(file) != wanted:
+        if not file.is_file() or fingerprint(file) != wanted:
             raise DamagedCheckpointError(f"{file}: missing, cut short or changed since it was written")
-    return state
+    return record
 
 
-def _digest(record: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128(json.dumps(record, sort_keys=True).encode()).hexdigest()
+def rotate(directory: Path, *, newest: Path, keep: int) -> None:
+    """Drop checkpoints before the newest `keep`, but never the one that the judge liked best.
 
-
-def _clean(directory: Path, *, newest: Path, keep: int) -> None:
+    Those of later steps go as well: they are damaged ones that a resume passed over, and the run went back
+    behind them.
+    """
     whole = _checkpoints(directory)
     position = whole.index(newest) + 1
     abandoned = whole[: max(position - keep, 0)] + whole[position:]
-    for path in (*abandoned, *directory.glob(".step-*.partial")):
-        shutil.rmtree(path)
+    best = _best(whole[:position])
+    for path in abandoned:
+        if path != best:
+            shutil.rmtree(path)
 
 
-def _fingerprint(path: Path) -> dict[str, int | str]:
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name says."""
+    return int(path.name.removeprefix("step-"))
+
+
+def rank_file(rank: int) -> str:
+    """Name of the file that a rank writes last."""
+    return f"rank-{rank:05d}.json"
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """Checksum of JSON values."""
+    return xxhash.xxh3_128(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _files(path: Path, kind: str, record: Mapping[str, Any]) -> list[Path]:
+    """The files of one kind, whatever they are called on the ranks."""
+    return [path / name for name in sorted(record["files"]) if name.startswith(f"{kind}.")]
+
+
+def _fill_optimizer(
+    reader: PieceReader, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    for key, shape in reader.shapes.items():
+        name, field = key.split(":", 1)
+        if name not in tensors:
+            raise CheckpointError(f"{name} is not known here")
+        parameter = tensors[name]
+        value: Tensor
+        if shape == tuple(parameter.shape) and isinstance(parameter, DTensor):
+            value = torch.zeros_like(parameter)
+        else:
+            value = torch.zeros(shape, device=parameter.device if shape else "cpu")
+        value = value.to(reader.dtypes[key])
+        reader.fill(key, piece_of(value, is_main=True))
+        optimizer.state[parameter][field] = value
+
+
+def _best(paths: Sequence[Path]) -> Path | None:
+    """Of the evaluated ones, the one with the highest judge; the newest of equals."""
+    judged: list[tuple[float, int, Path]] = []
+    for path in paths:
+        try:
+            judge = read_record(path, has_files=False)["judge"]
+        except CheckpointError:
+            continue
+        if judge is not None:
+            judged.append((judge, step_of(path), path))
+    return max(judged)[2] if judged else None
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """Read a file for its size and checksum."""
     with path.open("rb") as file:
-        digest = xxhash.xxh3_128()
+        checksum = xxhash.xxh3_128()
         while block := file.read(1 << 22):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
+            checksum.update(block)
+    return {"bytes": path.stat().st_size, "xxh3_128": checksum.hexdigest()}
 
 
 def _checkpoints(directory: Path) -> list[Path]:
     found = [p for p in directory.glob("step-*") if NAME.fullmatch(p.name)] if directory.is_dir() else []
     return sorted(found)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

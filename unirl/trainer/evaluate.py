@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,11 +65,13 @@ def evaluate_policy(
     seed: int,
     max_words: int,
     micro_prompts: int = 128,
+    may_stop: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Evaluation:
     """Sample once from each prompt and score; ranks share the work.
 
     The random numbers of prompt p depend on `seed` and p alone, so that two evaluations of one run differ
-    by the policy and by nothing else. Training never uses step 0, so its random numbers are others.
+    by the policy and by nothing else. Training never uses step 0, so its random numbers are others. Work is
+    done in a block of `may_stop`.
 
     Raises:
         ConfigError: If there are fewer prompts than ranks.
@@ -80,17 +83,18 @@ def evaluate_policy(
         )
     mine = range(rank, len(prompts), world_size)
     direction = prompts[0].direction
-    rollouts = roll_out(
-        engine,
-        [prompts[i] for i in mine],
-        group_size=1,
-        length=policy.max_response_length(direction, max_words),
-        sampling=sampling,
-        seeds=[(seed, 0, i) for i in mine],
-        micro_prompts=micro_prompts,
-    )
-    samples = [sample for rollout in rollouts for sample in samples_of(policy, tokenizer, rollout)]
-    scores, judgements = reward.score(samples), judge.judge(samples)
+    with may_stop():
+        rollouts = roll_out(
+            engine,
+            [prompts[i] for i in mine],
+            group_size=1,
+            length=policy.max_response_length(direction, max_words),
+            sampling=sampling,
+            seeds=[(seed, 0, i) for i in mine],
+            micro_prompts=micro_prompts,
+        )
+        samples = [sample for rollout in rollouts for sample in samples_of(policy, tokenizer, rollout)]
+        scores, judgements = reward.score(samples), judge.judge(samples)
     parts = gather_rows(accelerator, [(list(mine), samples, scores, judgements)])
     order = np.argsort(np.concatenate([part[0] for part in parts]))
     gathered = [sample for part in parts for sample in part[1]]

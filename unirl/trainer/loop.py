@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,27 +17,27 @@ from torch import Tensor
 
 from storage import View
 from unirl.algorithms import AdaptiveKL, add_metrics, learning_rate_factor, mean_metrics
-from unirl.errors import AlarmError, ConfigError
+from unirl.errors import AlarmError, CheckpointError, ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.policy import Policy, PolicyOutput
 from unirl.policies.reference import reference_of
 from unirl.rewards.ensemble import AdaptiveReward
 from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
-from unirl.trainer.alarms import AlarmWatch
+from unirl.trainer.alarms import Alarm, AlarmWatch
 from unirl.trainer.algorithms import ALGORITHMS
-from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from unirl.trainer.collect import make_experience, roll_out, samples_of
 from unirl.trainer.distributed import gather_rows, reduce_metrics
 from unirl.trainer.evaluate import Evaluation, evaluate_policy
 from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
 from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
-from unirl.trainer.preemption import StopRequest
+from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
 from unirl.trainer.prompts import PromptSource
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.sample_statistics import sample_metrics
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage, check_stages
+from unirl.trainer.state_keeper import Position, StateKeeper
 from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics, tokens_per_s
 from unirl.trainer.update import update_policy
 from unirl.types import (
@@ -59,24 +60,6 @@ OTHER: Mapping[Direction, Direction] = {"text": "image", "image": "text"}
 
 Progress = Callable[[str, int, int, Mapping[str, float]], None]
 """Called after each step with the stage's name, steps done in it, its number of steps, and the metrics."""
-
-
-class StopAsked(Exception):
-    """The run was asked to stop; its state is saved and the next start goes on from there."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Position:
-    """Where the loop is. Saved with every checkpoint."""
-
-    step: int = 0
-    """Steps done, over all stages. Also the version of the policy's weights."""
-    stage: int = 0
-    """Index of the stage that the next step belongs to."""
-    stage_step: int = 0
-    """Steps done in that stage."""
-    wall_s: float = 0.0
-    """Seconds spent in the loop, over all starts."""
 
 
 class Trainer:
@@ -102,6 +85,7 @@ class Trainer:
         accelerator: Accelerator,
         engine: RolloutEngine | None = None,
         on_step: Progress = lambda stage, done, total, metrics: None,
+        stop: StopRequest | None = None,
     ) -> None:
         """Prepare a run, or the rest of one: the newest whole checkpoint in `run` is loaded.
 
@@ -120,6 +104,7 @@ class Trainer:
             accelerator: Says which rank this is.
             engine: Samples from the policy; None takes the native engine.
             on_step: For progress bars.
+            stop: Request to stop that is listened to already; None listens while `train` runs.
         """
         check_stages(
             stages,
@@ -147,14 +132,32 @@ class Trainer:
             self._source(prompts[stage.name], stage.direction, stage.prompts_per_step) for stage in stages
         ]
         self.replays = [self._replay(warm_up, stage) for stage in stages]
-        snapshot = self._resume()
+        self.stop = stop or StopRequest(grace_s=settings.stop_grace_s)
         self.experience = self.metrics = None
         self.watch = AlarmWatch(settings.alarms)
+        self.keeper = StateKeeper(
+            run.checkpoints,
+            settings,
+            model=policy,
+            optimizer=self.optimizer.optimizer,
+            accelerator=accelerator,
+            stop=self.stop,
+            state=self._state,
+            on_error=self._tell_unsaved,
+        )
+        state = self.keeper.resume()
+        self._is_new = state is None
+        if state is not None:
+            self._restore(state)
         if accelerator.is_main_process:
             length = max(policy.max_response_length(s.direction, s.max_words) for s in stages)
             self.experience = ExperienceLog(run.experience, length=length)
-            self.experience.restore(0 if snapshot is None else snapshot)
-            self.metrics = MetricsLog(run.path, last_step=-1 if snapshot is None else self.position.step)
+            self.experience.restore(0 if state is None else state["experience_snapshot"])
+            self.metrics = MetricsLog(
+                run.path,
+                last_step=-1 if state is None else self.position.step,
+                num_lines=None if state is None else state["metrics_lines"],
+            )
             for line in self.metrics.lines():
                 self.watch.see(line)
 
@@ -164,17 +167,31 @@ class Trainer:
         Raises:
             StopAsked: After SIGTERM or SIGUSR1, with the state saved.
         """
-        with StopRequest() as stop:
-            if self.position.step == 0:
-                self._evaluate(FIRST_EVALUATION)
-            while self.position.stage < len(self.stages):
-                stage = self.stages[self.position.stage]
-                self._timed_step(stage)
-                self._after_step(stage, stop)
+        with self.stop, closing(self.keeper):
+            try:
+                self._train()
+            except Interrupted:
+                why = self.keeper.save_mark()
+                place = f"stopped after step {self.position.step}, state"
+                if why is None:
+                    raise StopAsked(f"{place} saved in {self.run_directory.checkpoints}") from None
+                raise StopAsked(f"{place} not saved: {why}") from None
         for source in self._all_sources():
             source.close()
         if self.metrics is not None:
             self.metrics.close()
+
+    def _train(self) -> None:
+        if self._is_new:
+            self._evaluate(FIRST_EVALUATION)
+        self.keeper.start()
+        self.keeper.mark()
+        while self.position.stage < len(self.stages):
+            stage = self.stages[self.position.stage]
+            if not self.position.is_evaluation_due:
+                self._timed_step(stage)
+            self._after_step(stage)
+        self.keeper.finish()
 
     def _timed_step(self, stage: Stage) -> None:
         started = time.perf_counter()
@@ -183,6 +200,7 @@ class Trainer:
         self.position.wall_s += elapsed
         self.position.step += 1
         self.position.stage_step += 1
+        self.position.is_evaluation_due = True
         metrics |= {"time/step_s": elapsed, "memory/rss_bytes": float(psutil.Process().memory_info().rss)}
         labels = {"stage": stage.name, "direction": stage.direction, "kind": "train"}
         self._log(labels, metrics)
@@ -195,11 +213,11 @@ class Trainer:
         self._set_learning_rates(stage)
         with clock(times, "sync_s"):
             self.engine.sync(self.policy, self.position.step)
-        with clock(times, "rollout_s"):
+        with self.keeper.may_stop(), clock(times, "rollout_s"):
             rollouts, samples = self._roll_out(stage)
-        with clock(times, "reward_s"):
+        with self.keeper.may_stop(), clock(times, "reward_s"):
             scores = _split(self.reward.score([s for part in samples for s in part]), samples)
-            self._adapt_reward(scores)
+        self._adapt_reward(scores)
         with clock(times, "experience_s"):
             experiences, outputs = make_experience(
                 self.accelerator,
@@ -212,6 +230,8 @@ class Trainer:
                 micro_batch_tokens=self.settings.micro_batch_tokens,
             )
             seen = self._look(stage, experiences, outputs)
+        with self.keeper.may_stop():
+            """A request that came meanwhile is honoured before the weights change."""
         with clock(times, "update_s"):
             replay = self.replays[self.position.stage]
             updated = update_policy(
@@ -290,22 +310,25 @@ class Trainer:
         """Number within the step, over all ranks, of this rank's first prompt."""
         return int(self.accelerator.process_index * prompts_per_rank)
 
-    def _after_step(self, stage: Stage, stop: StopRequest) -> None:
+    def _after_step(self, stage: Stage) -> None:
         done, every = self.position.stage_step, self.settings.evaluate_every
+        self.keeper.mark()
+        self.keeper.look()
         is_last = done == stage.steps
+        judge = None
         if is_last or (every and done % every == 0):
-            self._evaluate(stage.name)
+            judge = self._evaluate(stage.name)
         if is_last:
             self.position.stage, self.position.stage_step = self.position.stage + 1, 0
-        stopping = any(gather_rows(self.accelerator, [stop.is_made]))
+        self.position.is_evaluation_due = False
+        self.keeper.mark()
         alarms = self._alarms_that_stop()
-        if stopping or alarms or is_last or self.position.step % self.settings.checkpoint_every == 0:
-            self._save()
-        if stopping:
-            raise StopAsked(
-                f"stopped after step {self.position.step}, state saved in {self.run_directory.checkpoints}"
-            )
+        if self.keeper.is_due(self.position.step) or alarms or is_last:
+            self.keeper.save(step=self.position.step, judge=judge)
+        if self.keeper.is_stop_asked():
+            raise Interrupted
         if alarms:
+            self.keeper.finish()
             raise AlarmError(
                 f"stopped after step {self.position.step} by an alarm, state saved: {'; '.join(alarms)}; "
                 "started again, the run goes on until the next alarm"
@@ -318,10 +341,11 @@ class Trainer:
         raised = [alarm.message for alarm in self.watch.raised if alarm.step == self.position.step]
         return list(gather_rows(self.accelerator, raised))
 
-    def _evaluate(self, name: str) -> None:
-        """Judge both directions on the held-out prompts."""
+    def _evaluate(self, name: str) -> float:
+        """Judge both directions on the held-out prompts; returns the mean of what the judge accepts."""
         started = time.perf_counter()
         self.engine.sync(self.policy, self.position.step)
+        accuracies = []
         for direction, prompts in self.evaluation_prompts.items():
             evaluation = evaluate_policy(
                 self.accelerator,
@@ -334,9 +358,12 @@ class Trainer:
                 sampling=self._evaluation_sampling(direction),
                 seed=self.settings.seed,
                 max_words=max(stage.max_words for stage in self.stages),
+                may_stop=self.keeper.may_stop,
             )
             self._record_evaluation(name, direction, evaluation)
+            accuracies.append(evaluation.accuracy)
         self.position.wall_s += time.perf_counter() - started
+        return float(np.mean(accuracies))
 
     def _evaluation_sampling(self, direction: Direction) -> SamplingSettings:
         """Temperature 1, guided as the last stage of this direction is; the same for the whole run."""
@@ -359,7 +386,12 @@ class Trainer:
         place = {"stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)}
         line = self.metrics.write(self.position.step, {**labels, **place}, values)
         for alarm in self.watch.see(line):
-            log.warning("alarm %s, stage %s: %s", alarm.name, alarm.stage, alarm.message)
+            self._raise_alarm(alarm)
+
+    def _raise_alarm(self, alarm: Alarm) -> None:
+        log.warning("alarm %s, stage %s: %s", alarm.name, alarm.stage, alarm.message)
+        if self.metrics is not None:
+            place = {"stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)}
             about = {"stage": alarm.stage, "direction": alarm.direction, "kind": "alarm"}
             words = {"alarm": alarm.name, "message": alarm.message}
             self.metrics.write(self.position.step, {**about, **words, **place}, alarm.evidence)
@@ -380,39 +412,38 @@ class Trainer:
             for part in gather_rows(self.accelerator, scores):
                 self.reward.adapt(part)
 
-    def _save(self) -> None:
-        if self.experience is not None:
-            state = {
-                "position": asdict(self.position),
-                "kl": [asdict(controller) for controller in self.kl],
-                "sources": [source.state_dict() for source in self._all_sources()],
-                "experience_snapshot": self.experience.snapshot_id,
-                "reward": self.reward.state_dict() if isinstance(self.reward, AdaptiveReward) else {},
-            }
-            save_checkpoint(
-                self.run_directory.checkpoints,
-                step=self.position.step,
-                model=self.policy,
-                optimizer=self.optimizer.optimizer,
-                state=state,
-                keep=self.settings.keep_checkpoints,
-            )
-        self.accelerator.wait_for_everyone()
+    def _state(self) -> dict[str, Any]:
+        """Everything but weights, optimizer and generators, as JSON values."""
+        return {
+            "position": asdict(self.position),
+            "kl": [asdict(controller) for controller in self.kl],
+            "sources": [source.state_dict() for source in self._all_sources()],
+            "experience_snapshot": self.experience.snapshot_id if self.experience else None,
+            "metrics_lines": self.metrics.num_lines if self.metrics else None,
+            "reward": self.reward.state_dict() if isinstance(self.reward, AdaptiveReward) else {},
+        }
 
-    def _resume(self) -> int | None:
-        """Load the newest whole checkpoint; return the experience snapshot that belongs to it."""
-        path = newest_checkpoint(self.run_directory.checkpoints)
-        if path is None:
-            return None
-        state: dict[str, Any] = load_checkpoint(path, model=self.policy, optimizer=self.optimizer.optimizer)
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self.position = Position(**state["position"])
         self.kl = [AdaptiveKL(**controller) for controller in state["kl"]]
         for source, cursor in zip(self._all_sources(), state["sources"], strict=True):
             source.load_state_dict(cursor)
         if isinstance(self.reward, AdaptiveReward):
             self.reward.load_state_dict(state["reward"])
-        log.warning("resuming from %s, after step %d", path, self.position.step)
-        return int(state["experience_snapshot"])
+
+    def _tell_unsaved(self, error: CheckpointError) -> None:
+        """Training goes on without the checkpoint, and says so."""
+        stage = self.stages[min(self.position.stage, len(self.stages) - 1)]
+        message = f"a checkpoint could not be written, training goes on: {error}"
+        self._raise_alarm(
+            Alarm(
+                name="checkpoint",
+                stage=stage.name,
+                direction=stage.direction,
+                step=self.position.step,
+                message=message,
+            )
+        )
 
     def _kl_controller(self, stage: Stage) -> AdaptiveKL:
         return AdaptiveKL(value=stage.kl_coef, target=stage.kl_target or 1.0, horizon=stage.kl_horizon)

@@ -16,10 +16,18 @@ __all__ = ["MetricsLog"]
 class MetricsLog:
     """Appends to `metrics.jsonl`. NaN is written as null: the file is plain JSON."""
 
-    def __init__(self, run: Path, *, last_step: int) -> None:
-        """Open the log of a run that has done `last_step` steps; lines of later steps are dropped."""
+    def __init__(self, run: Path, *, last_step: int, num_lines: int | None = None) -> None:
+        """Open the log of a run that has done `last_step` steps; lines of later steps are dropped.
+
+        Args:
+            run: Its directory.
+            last_step: Steps done.
+            num_lines: Lines that were there then; None keeps all up to that step.
+        """
         self._path = run / "metrics.jsonl"
-        kept = [line for line in self._lines() if json.loads(line)["step"] <= last_step]
+        kept = [line for line in self._lines() if json.loads(line)["step"] <= last_step][:num_lines]
+        self.num_lines = len(kept)
+        """Lines of the file."""
         partial = self._path.with_suffix(".partial")
         partial.write_text("".join(kept))
         partial.rename(self._path)
@@ -34,6 +42,7 @@ class MetricsLog:
         line = {"step": step, **labels, **plain}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        self.num_lines += 1
         for name, value in values.items():
             self._board.add_scalar(f"{labels['stage']}/{name}", value, step)
         self._board.flush()

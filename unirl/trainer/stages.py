@@ -79,8 +79,8 @@ STAGE_RANGES = {
 }
 SETTINGS_RANGES = {
     "1 or more": ("micro_prompts", "checkpoint_every", "keep_checkpoints"),
-    "0 or more": ("seed", "evaluate_every", "micro_batch_tokens", "logits_chunk"),
-    "above 0": ("max_logprob_gap",),
+    "0 or more": ("seed", "evaluate_every", "micro_batch_tokens", "logits_chunk", "checkpoint_every_s"),
+    "above 0": ("max_logprob_gap", "stop_grace_s"),
 }
 
 
@@ -195,7 +195,12 @@ class RunSettings:
     second time. 0 holds all."""
     checkpoint_every: int = 10
     """Steps."""
+    checkpoint_every_s: float = 0.0
+    """Seconds after which the end of a step is saved whatever its number; 0 counts steps alone."""
     keep_checkpoints: int = 2
+    """Newest ones that stay. The one that the judge liked best stays as well."""
+    stop_grace_s: float = 14.0
+    """Seconds from SIGTERM or SIGUSR1 after which the process ends whatever it is doing."""
     evaluate_every: int = 0
     """Steps between evaluations inside a stage; 0 evaluates at the start and after each stage only."""
     rollout: Literal["native", "vllm"] = "native"

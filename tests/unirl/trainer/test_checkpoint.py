@@ -14,7 +14,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from unirl.errors import CheckpointError
 from unirl.policies.token_lm import TokenLM
-from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
+from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint
+from unirl.trainer.checkpoint_saver import save_checkpoint
 
 STATE = {"position": {"step": 3, "wall_s": 0.1}, "kl": [{"value": 0.02}], "sources": [{"epoch": 1}]}
 
@@ -66,7 +67,7 @@ def test_round_trip_bit_for_bit(toy: SimpleNamespace, tmp_path: Path) -> None:
     policy, optimizer = make(toy)
     path = save_checkpoint(tmp_path, step=3, model=policy, optimizer=optimizer, state=STATE, keep=1)
     assert path == tmp_path / "step-00000003"
-    assert names(path) == ["optimizer.safetensors", "policy.safetensors", "state.json"]
+    assert names(path) == ["optimizer.safetensors", "policy.safetensors", "rank-00000.json", "state.json"]
     other, other_optimizer = make(toy, seed=5, updates=1)
     assert load_checkpoint(path, model=other, optimizer=other_optimizer) == STATE
     assert_same(weights(other), weights(policy))
@@ -144,7 +145,7 @@ def _cut(path: Path) -> None:
 def _changed(path: Path) -> None:
     """One bit in the middle; in state.json one digit, so that it stays JSON."""
     data = bytearray(path.read_bytes())
-    place = data.index(b'"step": 3') + 8 if path.suffix == ".json" else len(data) // 2
+    place = data.index(b'"step": 3') + 8 if path.name == "state.json" else len(data) // 2
     data[place] ^= 1
     path.write_bytes(bytes(data))
 
@@ -193,8 +194,8 @@ def test_another_format_is_no_damage(toy: SimpleNamespace, tmp_path: Path) -> No
     """A newer version wrote it: going back to an older checkpoint would lose the newer one's work."""
     _, newest = save(tmp_path, toy, 1, 2)
     record = json.loads((newest / "state.json").read_text())
-    (newest / "state.json").write_text(json.dumps({**record, "format": 2}))
-    with pytest.raises(CheckpointError, match=r"step-00000002: format 2, this version reads 1"):
+    (newest / "state.json").write_text(json.dumps({**record, "format": 3}))
+    with pytest.raises(CheckpointError, match=r"step-00000002: format 3, this version reads 2"):
         newest_checkpoint(tmp_path)
 
 
