@@ -35,6 +35,8 @@ class Card:
     kind: str
     stage: str
     step: int
+    prompt: str
+    """Key of the prompt."""
     direction: str
     asked: str
     """What the policy was given in words: the prompt to draw, or "" where the picture is the prompt."""
@@ -99,6 +101,7 @@ def cards(scores: Scores, table: pa.Table) -> list[Card]:
                 kind=row["kind"],
                 stage=row["stage"],
                 step=int(row["step"]),
+                prompt=str(row.get("prompt_key") or ""),
                 direction=row["direction"],
                 asked=str(row.get("prompt") or row.get("target") or "") if drew else "",
                 wrote="" if drew else str(row.get("response") or ""),

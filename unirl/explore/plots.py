@@ -18,8 +18,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from unirl.explore.condition import quote_name, quote_text
+from unirl.explore.results import phase_names
 from unirl.explore.run import Line, Run, number
 from unirl.explore.scores import Scores
+from unirl.explore.seed_band import seed_band
 
 __all__ = [
     "ALARM",
@@ -49,21 +51,32 @@ _LEGEND_WIDTH = 50
 _VERDICTS = {"judge accepts": "#2f9e76", "judge rejects": "#d0505f", "not judged": "#8a8f3a"}
 
 
-def learning_curve(run: Run, metric: str = "reward/mean", *, smoothing: float = 0.8) -> Figure:
+def learning_curve(
+    run: Run, metric: str = "reward/mean", *, smoothing: float = 0.8, others: Sequence[Run] = ()
+) -> Figure:
     """Draw a training metric over the steps, stage by stage: each step faintly, the running mean in full.
+
+    With other runs beside it, such as the same recipe with other seeds, the full line is the mean of all of
+    their running means, the band is from the smallest to the largest, and the faint line is this run's.
 
     Args:
         run: The run; steps whose value is missing or NaN are gaps.
         metric: Name of a metric in the training lines.
         smoothing: Weight of the past in the running mean, in [0, 1); the mean starts anew in each stage.
+        others: Runs to draw together with it; stages are matched by name, and steps by their number.
     """
     figure, axes = new_axes(metric)
     for colour, stage in zip(_cycle(), run.stages):
-        lines = [line for line in run.train if line.get("stage") == stage]
-        steps, values = _series(lines, metric)
-        axes.plot(steps, values, color=colour, alpha=0.35, linewidth=1)
-        mean = smooth(values, smoothing)
-        axes.plot(steps, mean, color=colour, linewidth=2, label=shown_name(stage), **lone_dot(mean))
+        found = [_stage_series(one, stage, metric) for one in (run, *others)]
+        means = [(steps, smooth(values, smoothing)) for steps, values in found]
+        faint = means[0] if others else found[0]
+        axes.plot(*faint, color=colour, alpha=0.6 if others else 0.35, linewidth=1)
+        band = seed_band(means)
+        if others:
+            axes.fill_between(band.steps, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(
+            band.steps, band.mean, color=colour, linewidth=2, label=shown_name(stage), **lone_dot(band.mean)
+        )
     return finished(figure, axes, run)
 
 
@@ -82,16 +95,29 @@ def metric_curves(run: Run, prefix: str, *, title: str | None = None) -> Figure:
     return finished(figure, axes, run)
 
 
-def reward_and_judge(run: Run, direction: str) -> Figure:
-    """Draw the reward and the held-out judge at each evaluation of one direction, on one scale.
+def reward_and_judge(run: Run, direction: str, *, others: Sequence[Run] = ()) -> Figure:
+    """Draw the reward and the held-out judge at each evaluation of one direction.
 
-    A dotted line stands where an alarm was raised.
+    Both have one scale where the reward lies in [0, 1] as the judge does; else the reward's is on the right.
+    With other runs beside it, the lines are means over all, and the bands are from the smallest to the
+    largest. A dotted line stands where an alarm was raised.
     """
     figure, axes = new_axes(f"evaluation, direction {direction}")
-    lines = [line for line in run.evals if line.get("direction") == direction]
-    for colour, marker, name in (("#2f9e76", "o", "eval/judge"), ("#a05fc4", "s", "eval/reward")):
-        steps, values = _series(lines, name)
-        axes.plot(steps, values, color=colour, marker=marker, markersize=5, linewidth=2, label=name[5:])
+    judge, reward = (
+        seed_band([_eval_series(one, direction, name) for one in (run, *others)])
+        for name in ("eval/judge", "eval/reward")
+    )
+    is_share = bool(np.all((np.nan_to_num(reward.low) >= 0) & (np.nan_to_num(reward.high) <= 1)))
+    scale = axes if is_share else _right_scale(axes)
+    for shown, colour, marker, label, band in (
+        (axes, "#2f9e76", "o", "judge", judge),
+        (scale, "#a05fc4", "s", "reward" if is_share else "reward, right scale", reward),
+    ):
+        if others:
+            shown.fill_between(band.steps, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
+        shown.plot(band.steps, band.mean, color=colour, marker=marker, markersize=5, linewidth=2, label=label)
+        if shown is not axes:  # a legend names the lines of its own axes
+            axes.plot([], [], color=colour, marker=marker, markersize=5, linewidth=2, label=label)
     for place, alarm in enumerate(line for line in run.alarms if line.get("direction") == direction):
         label = "" if place else "alarm"
         axes.axvline(number(alarm, "step"), color=ALARM, linewidth=1.2, linestyle=(0, (1, 2)), label=label)
@@ -152,7 +178,7 @@ def component_histogram(scores: Scores, measure: str = "reward", *, bins: int = 
 def phase_times(run: Run) -> Figure:
     """Draw the seconds of each step, stacked by phase (`time/rollout_s`, `time/reward_s`, ...)."""
     figure, axes = new_axes("seconds per step")
-    names = [name for name in metric_names(run, "time/") if name != "time/step_s"]
+    names = phase_names(run.train)
     steps = np.array([number(line, "step") for line in run.train])
     edges = np.append(steps - 0.5, steps[-1:] + 0.5)
     bottom = np.zeros(len(steps))
@@ -195,6 +221,22 @@ def smooth(values: np.ndarray, weight: float) -> np.ndarray:
             total, mass = total + value, mass + 1.0
             out[index] = total / mass
     return out
+
+
+def _stage_series(run: Run, stage: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    return _series([line for line in run.train if line.get("stage") == stage], metric)
+
+
+def _eval_series(run: Run, direction: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    return _series([line for line in run.evals if line.get("direction") == direction], metric)
+
+
+def _right_scale(axes: Axes) -> Axes:
+    """Return axes on the same steps whose scale stands on the right."""
+    right = axes.twinx()
+    right.tick_params(colors=INK, labelsize=8.5, length=0)
+    right.spines[:].set_visible(False)
+    return right
 
 
 def _series(lines: Sequence[Line], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,7 @@ from storage import FeatureStore, StorageError
 from unirl.explore import formatting, plots
 from unirl.explore.gallery import Card, cards, samples_over_time
 from unirl.explore.health import DataHealth, data_health
+from unirl.explore.provenance import recorded_facts, repeating_commands
 from unirl.explore.results import headlines, stage_times
 from unirl.explore.run import Run, number, open_run
 from unirl.explore.run_alarms import run_alarms
@@ -40,16 +41,20 @@ _CURVES = (
 _MAX_COMPONENTS = 12
 
 
-def write_report(run_dir: str | Path) -> Path:
+def write_report(run_dir: str | Path, *, others: Iterable[str | Path] = ()) -> Path:
     """Write `report.html` into a run directory and return its path.
 
     The page shows what there is: it can be written at any moment of a run, and says what is missing.
     Pictures and figures are part of the file, and nothing in it is loaded from elsewhere.
 
+    Args:
+        run_dir: The run that the page is about.
+        others: Run directories of the same recipe with other seeds, drawn into its curves as a band.
+
     Raises:
-        ConfigError: If the directory does not exist or holds nothing of a run.
+        ConfigError: If a directory does not exist or holds nothing of a run.
     """
-    page = render_report(open_run(run_dir))
+    page = render_report(open_run(run_dir), others=[open_run(other) for other in others])
     path = Path(run_dir) / "report.html"
     part = path.with_name(f".report.{os.getpid()}.html")
     part.write_text(page, encoding="utf-8")
@@ -57,8 +62,15 @@ def write_report(run_dir: str | Path) -> Path:
     return path
 
 
-def render_report(run: Run) -> str:
-    """Return the page as HTML. Everything that comes from the run is escaped."""
+def render_report(run: Run, *, others: Sequence[Run] = (), live_version: str = "") -> str:
+    """Return the page as HTML. Everything that comes from the run is escaped.
+
+    Args:
+        run: The run that the page is about.
+        others: Runs of the same recipe with other seeds.
+        live_version: What the server of the page answers to `version` while nothing has changed; the page
+            then asks for it every few seconds. "" gives a page that asks for nothing.
+    """
     environment = Environment(
         loader=PackageLoader("unirl", "explore"),
         autoescape=True,
@@ -67,29 +79,38 @@ def render_report(run: Run) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(formatting, name) for name in formatting.__all__}
-    script = environment.get_template("gallery_filter.html.j2").render()
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    names = ["gallery_filter.html.j2"] + (["live.html.j2"] if live_version else [])
+    scripts = [environment.get_template(name).render(version=live_version) for name in names]
     notes = list(run.notes)
+    scored = _scored(run.scores, notes)
     return environment.get_template("report.html.j2").render(
         run=run,
         notes=notes,
         title=str(run.header.get("recipe") or run.path.resolve().name),
         name=run.path.resolve().name,
-        facts=_facts(run),
+        others=others,
+        facts=recorded_facts(run.header),
+        repeat="\n".join(repeating_commands(run.header)),
         config=json.dumps(run.header.get("config", {}), indent=2, ensure_ascii=False, default=str),
-        headlines=headlines(run),
+        headlines=headlines(run, others),
         times=stage_times(run),
-        curves=_svgs(_curves(run)),
-        evaluations=_svgs(plots.reward_and_judge(run, direction) for direction in run.directions),
+        curves=_svgs(_curves(run, others)),
+        evaluations=_svgs(plots.reward_and_judge(run, name, others=others) for name in run.directions),
         resources=_svgs(_resources(run)),
         health=_health(run.data, notes),
         alarms=run_alarms(run).to_pylist(),
-        **_scored(run.scores, notes),
+        **scored,
+        prompts=_prompts(scored["galleries"]),
         last_metrics=_last_metrics(run),
         peak_memory=_peak_memory(run),
-        script=Markup(script),
-        script_hash=digest,
+        scripts=[Markup(script) for script in scripts],
+        script_hashes=[_digest(script) for script in scripts],
+        is_live=bool(live_version),
     )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
 def _svgs(figures: Iterable[Figure]) -> list[Markup]:
@@ -100,10 +121,10 @@ def _svgs(figures: Iterable[Figure]) -> list[Markup]:
     return made
 
 
-def _curves(run: Run) -> Iterable[Figure]:
+def _curves(run: Run, others: Sequence[Run]) -> Iterable[Figure]:
     for name in _CURVES:
         if plots.metric_names(run, name):
-            yield plots.learning_curve(run, name)
+            yield plots.learning_curve(run, name, others=others)
     if plots.metric_names(run, "entropy/"):
         yield plots.metric_curves(run, "entropy/", title="entropy, nats per token")
 
@@ -168,6 +189,12 @@ def _galleries(scores: Scores) -> list[tuple[str, str, int, list[Card]]]:
     return [(kind, stage, step, found) for (kind, stage, step), found in groups.items()]
 
 
+def _prompts(galleries: Iterable[tuple[str, str, int, list[Card]]]) -> list[tuple[str, str]]:
+    """Key and words of each prompt in the galleries, by words."""
+    words = {it.prompt: it.asked or it.target or it.prompt for *_, found in galleries for it in found}
+    return sorted(words.items(), key=lambda item: (item[1], item[0]))
+
+
 def _disputed(scores: Scores, n: int = 6) -> list[tuple[str, list[Card]]]:
     """Samples on which reward and judge differ most: the first places to look for a flaw of either."""
     if "judge" not in scores.columns:
@@ -177,26 +204,6 @@ def _disputed(scores: Scores, n: int = 6) -> list[tuple[str, list[Card]]]:
         ("Rewarded least among those that the judge accepts", scores.where("judge = 1").worst(n)),
     )
     return [(title, cards(scores, table)) for title, table in found if table.num_rows]
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    """Name and text of what is needed to repeat the run."""
-    header = run.header
-    versions = header.get("versions")
-    shown = {
-        "recipe": header.get("recipe"),
-        "seed": header.get("seed"),
-        "started": header.get("created"),
-        "data": header.get("store"),
-        "snapshot": header.get("snapshot"),
-        "commit": header.get("commit"),
-        "versions": (
-            ", ".join(f"{name} {version}" for name, version in versions.items())
-            if isinstance(versions, dict)
-            else versions
-        ),
-    }
-    return [(name, str(value)) for name, value in shown.items() if value not in (None, "")]
 
 
 def _last_metrics(run: Run) -> list[tuple[str, list[float]]]:

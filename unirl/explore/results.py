@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from unirl.explore.run import Line, Run, number
 
-__all__ = ["Headline", "StageResult", "StageTime", "headlines", "stage_results", "stage_times"]
+__all__ = ["Headline", "StageResult", "StageTime", "headlines", "phase_names", "stage_results", "stage_times"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +99,17 @@ def stage_results(run: Run) -> list[StageResult]:
     return found
 
 
-def headlines(run: Run) -> list[Headline]:
-    """Return the results of each stage, its seeds together, in the order of the stages."""
+def headlines(run: Run, others: Sequence[Run] = ()) -> list[Headline]:
+    """Return the results of each stage, its seeds together, in the order of the stages.
+
+    Args:
+        run: The run, whose summary may hold several seeds.
+        others: Runs of the same recipe with other seeds.
+    """
     stages: dict[str, list[StageResult]] = {}
-    for result in stage_results(run):
-        stages.setdefault(result.stage, []).append(result)
+    for one in (run, *others):
+        for result in stage_results(one):
+            stages.setdefault(result.stage, []).append(result)
     return [Headline(stage=stage, seeds=seeds) for stage, seeds in stages.items()]
 
 
@@ -130,7 +136,17 @@ def stage_times(run: Run) -> list[StageTime]:
     ]
 
 
-def _from_summary(row: dict) -> StageResult:
+def phase_names(lines: Sequence[Line]) -> list[str]:
+    """Names of the metrics that say how many seconds of a step a phase took, sorted.
+
+    They are `time/NAME_s` but for the whole step and for speeds, whose names end in `_per_s`.
+    """
+    names = sorted({name for line in lines for name in line if name.startswith("time/")} - {"time/step_s"})
+    names = [name for name in names if name.endswith("_s") and not name.endswith("_per_s")]
+    return [name for name in names if any(math.isfinite(number(line, name)) for line in lines)]
+
+
+def _from_summary(row: Line) -> StageResult:
     return StageResult(
         stage=str(row.get("stage", "")),
         seed=str(row.get("seed", "")),
@@ -149,10 +165,9 @@ def _direction(stage: str, train: Sequence[Line], evals: Sequence[Line]) -> str:
 
 
 def _phases(lines: Sequence[Line]) -> tuple[tuple[str, float], ...]:
-    names = sorted({name for line in lines for name in line if name.startswith("time/")} - {"time/step_s"})
     sums = (
         (name.removeprefix("time/").removesuffix("_s"), [number(line, name) for line in lines])
-        for name in names
+        for name in phase_names(lines)
     )
     return tuple((name, math.fsum(v for v in values if math.isfinite(v))) for name, values in sums)
 
