@@ -104,7 +104,7 @@ def check_state(state: Any, mine: Mapping[str, int], num_samples: int) -> None:
             f"this is no loader state of version {mine['version']}: version is {state.get('version')!r}, "
             f"missing {missing}; it was saved by other code"
         )
-    for name in ("num_rows", "rows_crc", "seed", "shuffle"):
+    for name in ("num_rows", "rows_hash", "seed", "shuffle"):
         if state[name] != mine[name]:
             raise LoaderError(
                 f"the state was saved with {name} {state[name]!r}, this loader has {mine[name]!r}; open "

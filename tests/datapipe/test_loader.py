@@ -357,7 +357,7 @@ def test_states_of_other_data_are_refused(view: View) -> None:
     assert json.loads(json.dumps(state)) == state
     for other, message in (
         (Loader(view[1:], batch_size=4, image=None), "num_rows 40, this loader has 39"),
-        (Loader(view[::-1], batch_size=4, image=None), "rows_crc"),
+        (Loader(view[::-1], batch_size=4, image=None), "rows_hash"),
         (Loader(view, batch_size=4, image=None, seed=1), "seed 0, this loader has 1"),
         (Loader(view, batch_size=4, image=None, shuffle=False), "shuffle"),
     ):

@@ -113,8 +113,14 @@ class Bench:
             for module in [*own, *(peers if self._python else ())]:
                 interpreter = Path(sys.executable) if module in _OWN else self._python
                 assert interpreter is not None
+                files = self._folder / task / module
+                details = {"data": str(data), "folder": str(files)}
+                if not (files / "complete").exists():
+                    # Writing the files leaves memory behind, so another process does it.
+                    writer = Library(interpreter, module, log, package="loader_libraries")
+                    writer.ask("open", task, **details)
+                    writer.close()
                 libraries[module] = Library(interpreter, module, log, package="loader_libraries")
-                details = {"data": str(data), "folder": str(self._folder / task / module)}
                 if self._asked(libraries[module], "open", task, log, **details) is not None:
                     measured[module] = []
             for number in range(self._rounds + 1):
