@@ -363,7 +363,7 @@ def test_states_of_other_data_are_refused(view: View) -> None:
     ):
         with pytest.raises(LoaderError, match=message):
             other.load_state_dict(state)
-    with pytest.raises(LoaderError, match="no loader state of version 1"):
+    with pytest.raises(LoaderError, match="no loader state of version 2"):
         Loader(view, batch_size=4, image=None).load_state_dict({"epoch": 1})
 
 
