@@ -38,12 +38,22 @@ def assert_close_run(toy: SimpleNamespace, left: Path, right: Path) -> None:
             torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+@pytest.mark.parametrize(
+    ("launcher", "sharding"),
+    [(TORCHRUN, "none"), (ACCELERATE, "none"), (TORCHRUN, "fsdp2")],
+    ids=["torchrun", "accelerate", "fsdp2"],
+)
 def test_two_ranks_give_the_losses_and_rows_of_one(
-    launch_toy_run: Launch, whole_run: Path, toy: SimpleNamespace, tmp_path: Path, launcher: tuple[str, ...]
+    launch_toy_run: Launch,
+    whole_run: Path,
+    toy: SimpleNamespace,
+    tmp_path: Path,
+    launcher: tuple[str, ...],
+    sharding: str,
 ) -> None:
-    done = launch_toy_run(launcher, tmp_path / "run")
+    done = launch_toy_run(launcher, tmp_path / "run", "--sharding", sharding)
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
     assert_close_run(toy, tmp_path / "run", whole_run)
 
 

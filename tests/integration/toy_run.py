@@ -15,12 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from accelerate import Accelerator
 
 from storage import FeatureStore
 from unirl.errors import UniRLError
+from unirl.trainer.distribution import Distribution
 from unirl.trainer.loop import StopAsked
 from unirl.trainer.preemption import REQUEUE_EXIT_CODE
+from unirl.trainer.sharding import open_accelerator
 from unirl.types import Reward, Sample, Scores
 
 TOY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))
@@ -44,10 +45,12 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pause-s", type=float, default=0.0, help="after every step")
     parser.add_argument("--prompts-per-step", type=int, default=TOY.STAGES[0].prompts_per_step)
     parser.add_argument("--fail-on-rank", type=int, help="the reward fails there in the second step")
+    parser.add_argument("--sharding", default="none")
     arguments = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING)
     torch.set_num_threads(1)
-    accelerator = Accelerator(cpu=True)
+    distribution = Distribution(sharding=arguments.sharding)
+    accelerator = open_accelerator(distribution)
     reward = TOY.Likes()
     if arguments.fail_on_rank == accelerator.process_index:
         reward = _Failing(reward)
@@ -64,6 +67,7 @@ def main(given: Sequence[str] | None = None) -> None:
             arguments.run,
             FeatureStore.open(arguments.store),
             stages=[replace(stage, prompts_per_step=arguments.prompts_per_step) for stage in TOY.STAGES],
+            settings=replace(TOY.SETTINGS, distribution=distribution),
             accelerator=accelerator,
             reward=reward,
             on_step=on_step,

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from unirl.errors import ConfigError
+from unirl.policies.sharded_tensors import whole
 
 __all__ = ["adapters_off", "add_adapters", "has_adapters", "load_adapters", "merged_weights", "save_adapters"]
 
@@ -90,24 +90,31 @@ def merged_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if any(f".{part}." in f".{owner}." for part in ("lora_A", "lora_B")):
             continue
         name = owner.removesuffix(".base_layer")
-        tensor = _whole(value)
+        tensor = whole(value)
         if name != owner and name in adapted and leaf == "weight":
-            tensor = tensor + _whole(adapted[name].get_delta_weight(ADAPTER)).to(tensor.dtype)
+            tensor = tensor + whole(adapted[name].get_delta_weight(ADAPTER)).to(tensor.dtype)
         yield f"{name}.{leaf}" if name else leaf, tensor.detach()
 
 
-def save_adapters(lm: PreTrainedModel, directory: Path) -> None:
-    """Write the adapters alone, as peft does, for `load_adapters` or `peft.PeftModel.from_pretrained`."""
+def save_adapters(lm: PreTrainedModel, directory: Path, *, is_writer: bool = True) -> None:
+    """Write the adapters alone, as peft does, for `load_adapters` or `peft.PeftModel.from_pretrained`.
+
+    Args:
+        lm: Has adapters.
+        directory: Made if it is not there.
+        is_writer: False on ranks that only help to gather sharded weights.
+    """
     if not has_adapters(lm):
         raise ConfigError(f"{directory}: the model has no adapters to save; add them first")
-    directory.mkdir(parents=True, exist_ok=True)
-    lm.peft_config[ADAPTER].save_pretrained(str(directory))
     tensors = {
-        PEFT_PREFIX + key.replace(f".{ADAPTER}.", "."): _whole(value).contiguous()
+        PEFT_PREFIX + key.replace(f".{ADAPTER}.", "."): whole(value).contiguous()
         for key, value in lm.state_dict().items()
         if ".lora_A." in key or ".lora_B." in key
     }
-    save_file(tensors, directory / WEIGHTS_FILE)
+    if is_writer:
+        directory.mkdir(parents=True, exist_ok=True)
+        lm.peft_config[ADAPTER].save_pretrained(str(directory))
+        save_file(tensors, directory / WEIGHTS_FILE)
 
 
 def load_adapters(lm: PreTrainedModel, directory: Path) -> None:
@@ -151,10 +158,6 @@ def _inject(lm: PreTrainedModel, config: Any, seed: int) -> None:
 def _adapted(lm: nn.Module) -> dict[str, Any]:
     """Layers with an adapter, by the name that they had without it."""
     return {name: module for name, module in lm.named_modules() if hasattr(module, "get_delta_weight")}
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _peft() -> Any:

@@ -29,4 +29,4 @@ class ValueHead(nn.Module):
         """Return (B, T) values, in reward units, of hidden states (B, T, D), in the critic's own dtype."""
         features = nn.functional.gelu(self.hidden(self.norm(hidden.detach().to(self.value.weight.dtype))))
         values: Tensor = self.value(features)
-        return values.squeeze(-1)
+        return torch.squeeze_copy(values, -1)

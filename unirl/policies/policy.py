@@ -22,6 +22,7 @@ from unirl.errors import ConfigError
 from unirl.policies.adapters import merged_weights
 from unirl.policies.chunks import score_in_chunks
 from unirl.policies.critic import ValueHead
+from unirl.policies.sharded_tensors import whole
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import Direction, Prompt
 
@@ -294,15 +295,23 @@ class Policy(nn.Module, ABC):
         """
         yield from merged_weights(self.lm)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, *, is_writer: bool = True) -> None:
         """Write the model as transformers does, the tokenizer, the grid and the critic (safetensors).
 
         LoRA adapters are merged in: what is written is a plain model. See `save_adapters` for them alone.
+
+        Args:
+            directory: Made if it is not there.
+            is_writer: False on ranks that only help to gather sharded weights.
         """
+        weights = dict(self.weights())
+        critic = {name: whole(tensor) for name, tensor in self.critic.state_dict().items()}
+        if not is_writer:
+            return
         directory.mkdir(parents=True, exist_ok=True)
-        self.lm.save_pretrained(directory, state_dict=dict(self.weights()))
+        self.lm.save_pretrained(directory, state_dict=weights)
         self.vocabulary.save(directory)
-        save_file(self.critic.state_dict(), directory / CRITIC_FILE)
+        save_file(critic, directory / CRITIC_FILE)
 
     def _load_critic(self, directory: Path) -> Self:
         if (directory / CRITIC_FILE).is_file():

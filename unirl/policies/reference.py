@@ -100,7 +100,7 @@ class BaseReference(Policy):
         with adapters_off(self.lm):
             return cast(PolicyOutput, self._held[0](*args, **kwargs))
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, *, is_writer: bool = True) -> None:
         """Refused: the reference's weights are the policy's."""
         raise ConfigError(f"{directory}: the reference is the policy without its adapters; save the policy")
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from unirl.errors import ConfigError
 from unirl.policies.policy import Policy
+from unirl.policies.sharded_tensors import is_sharded, whole
 from unirl.rollout.decoder import Prefix
 from unirl.types import Direction
 
-__all__ = ["GenericDecoder"]
+__all__ = ["CopyDecoder", "GenericDecoder"]
 
 
 class GenericDecoder:
@@ -29,7 +32,17 @@ class GenericDecoder:
         self._num_rows = self._clock = 0
 
     def sync(self, policy: Policy) -> None:
-        """Decode with this policy from now on."""
+        """Decode with this policy from now on.
+
+        Raises:
+            ConfigError: If its weights are sharded: ranks that decode for different times would wait for
+                each other for ever.
+        """
+        if is_sharded(policy):
+            raise ConfigError(
+                f"{type(policy).__name__}: its weights are sharded, so an engine needs a copy of them; "
+                "make it before they are, as NativeEngine(policy, own_weights=True)"
+            )
         self.policy = policy
 
     def open(self, num_rows: int, *, clock: int, capacity: int) -> None:
@@ -99,6 +112,20 @@ class GenericDecoder:
         for i, keys in enumerate(prefix.keys):
             empty = keys.new_zeros(self._num_rows, keys.shape[1], self._clock, keys.shape[3])
             self._cache.update(empty, empty.clone(), i)
+
+
+class CopyDecoder(GenericDecoder):
+    """A `GenericDecoder` with a copy of the policy, whose weights each sync brings up to date."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(deepcopy(policy).requires_grad_(False))
+
+    @torch.no_grad()
+    def sync(self, policy: Policy) -> None:
+        """Copy all weights, adapters included; with sharded ones, all ranks call it together."""
+        held = self.policy.lm.state_dict()
+        for name, tensor in policy.lm.state_dict().items():
+            held[name].copy_(whole(tensor))
 
 
 def _layers(cache: DynamicCache) -> list[Any]:

@@ -15,7 +15,7 @@ from unirl.rollout.decoder import Decoder
 from unirl.rollout.engine import PartialSample, RolloutRequest, assemble, begin
 from unirl.rollout.fused_decoder import FusedDecoder
 from unirl.rollout.fused_weights import is_fusible
-from unirl.rollout.generic_decoder import GenericDecoder
+from unirl.rollout.generic_decoder import CopyDecoder, GenericDecoder
 from unirl.rollout.native_rows import Rows
 from unirl.types import Rollout
 
@@ -38,6 +38,7 @@ class NativeEngine:
         dtype: torch.dtype | None = None,
         compile: bool = False,
         decoder: Decoder | None = None,
+        own_weights: bool = False,
     ) -> None:
         """Take the policy's weights, as version 0.
 
@@ -47,6 +48,8 @@ class NativeEngine:
             dtype: Of the decoder's weights and cache, where it has its own; None takes the policy's.
             compile: Let `torch.compile` have the decoder's matrix part.
             decoder: None takes the fused one if it knows the policy's model, else the generic one.
+            own_weights: Hold a copy of the weights in any case, as a policy whose weights will be sharded
+                needs: ranks then decode without waiting for each other. The fused decoder always does.
 
         Raises:
             ConfigError: If max_rows is below 1, or dtype or compile is asked of a model without a decoder of
@@ -55,7 +58,7 @@ class NativeEngine:
         if max_rows is not None and max_rows < 1:
             raise ConfigError(f"max_rows is {max_rows}; the engine needs 1 or more, or None for all at once")
         self.policy, self.max_rows = policy, max_rows
-        self.decoder = decoder or _decoder_for(policy, dtype, compile)
+        self.decoder = decoder or _decoder_for(policy, dtype, compile, own_weights)
         self.policy_version = 0
         self.active_rows: list[int] = []
         """Rows that were running at each decode step of the last run."""
@@ -142,7 +145,7 @@ class NativeEngine:
                 )
 
 
-def _decoder_for(policy: Policy, dtype: torch.dtype | None, compile: bool) -> Decoder:
+def _decoder_for(policy: Policy, dtype: torch.dtype | None, compile: bool, own_weights: bool) -> Decoder:
     if isinstance(policy, TokenLM) and is_fusible(policy.decoder_config):
         return FusedDecoder(policy, dtype=dtype or policy.dtype, compile=compile)
     if dtype not in (None, policy.dtype) or compile:
@@ -150,7 +153,7 @@ def _decoder_for(policy: Policy, dtype: torch.dtype | None, compile: bool) -> De
             f"{policy.decoder_config.model_type} decodes through its own forward pass, in {policy.dtype} and "
             "uncompiled; convert or compile the policy itself"
         )
-    return GenericDecoder(policy)
+    return CopyDecoder(policy) if own_weights else GenericDecoder(policy)
 
 
 def _marks(policy: Policy) -> tuple[object, ...]:

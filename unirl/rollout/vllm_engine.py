@@ -159,19 +159,20 @@ def start_local(policy: TokenLM, settings: VllmSettings | None = None) -> VllmEn
         return VllmEngine(LocalVllm(Path(folder), settings))
 
 
-def open_engine(kind: str, policy: Policy) -> RolloutEngine:
+def open_engine(kind: str, policy: Policy, *, own_weights: bool = False) -> RolloutEngine:
     """Return the engine that a run asks for.
 
     Args:
         kind: "native", or "vllm": the server that the environment variable UNIRL_ROLLOUT_URL names, or one in
             this process.
         policy: Sampled from.
+        own_weights: Its weights will be sharded, see `NativeEngine`; vLLM always has its own.
 
     Raises:
         ConfigError: If there is no such engine, or it cannot run the policy.
     """
     if kind == "native":
-        return NativeEngine(policy)
+        return NativeEngine(policy, own_weights=own_weights)
     if kind != "vllm":
         raise ConfigError(f"there is no rollout engine {kind!r}; known are native and vllm")
     if not isinstance(policy, TokenLM):

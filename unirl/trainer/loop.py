@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from unirl.algorithms import AdaptiveKL, add_metrics, learning_rate_factor, mean
 from unirl.errors import AlarmError, CheckpointError, ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.policy import Policy, PolicyOutput
-from unirl.policies.reference import reference_of
 from unirl.rewards.ensemble import AdaptiveReward
 from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
@@ -36,6 +34,7 @@ from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
 from unirl.trainer.prompts import PromptSource
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.sample_statistics import sample_metrics
+from unirl.trainer.sharding import prepare_policy, reference_on_device
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage, check_stages
 from unirl.trainer.state_keeper import Position, StateKeeper
 from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics, tokens_per_s
@@ -117,15 +116,10 @@ class Trainer:
         self.evaluation_prompts, self.accelerator, self.on_step = evaluation_prompts, accelerator, on_step
         self.policy = policy
         policy.logits_chunk = settings.logits_chunk
-        self.reference = reference_of(policy).to(accelerator.device)
-        self.engine: RolloutEngine = engine or NativeEngine(policy)
-        optimizer = torch.optim.AdamW(
-            [{"params": policy.trained_parameters()}, {"params": list(policy.critic.parameters())}],
-            lr=0.0,
-            betas=(0.9, 0.95),
-            weight_decay=0.0,
+        self.engine: RolloutEngine = engine or NativeEngine(policy, own_weights=accelerator.is_fsdp2)
+        self.model, self.optimizer, self.reference = prepare_policy(
+            accelerator, settings.distribution, policy
         )
-        self.model, self.optimizer = accelerator.prepare(policy, optimizer)
         self.position = Position()
         self.kl = [self._kl_controller(stage) for stage in stages]
         self.sources = [
@@ -218,7 +212,10 @@ class Trainer:
         with self.keeper.may_stop(), clock(times, "reward_s"):
             scores = _split(self.reward.score([s for part in samples for s in part]), samples)
         self._adapt_reward(scores)
-        with clock(times, "experience_s"):
+        with (
+            clock(times, "experience_s"),
+            reference_on_device(self.accelerator, self.settings.distribution, self.reference),
+        ):
             experiences, outputs = make_experience(
                 self.accelerator,
                 self.policy,
@@ -282,7 +279,7 @@ class Trainer:
             require_agreement(
                 seen,
                 place=f"stage {stage.name}, first step",
-                allowed=self.settings.max_logprob_gap,
+                allowed=max(self.settings.max_logprob_gap, self.settings.distribution.logprob_gap),
                 is_start=self.position.step == 0,
                 cause=lambda: likely_cause(self.policy, self.reference, experiences[0].rollout, stage),
             )

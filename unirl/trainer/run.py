@@ -27,6 +27,7 @@ from unirl.trainer.progress import StepBar, step_bar
 from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
+from unirl.trainer.sharding import open_accelerator
 from unirl.trainer.stages import FIRST_EVALUATION, check_stages
 from unirl.types import Direction, Reward
 
@@ -57,7 +58,7 @@ def run_recipe(
         StopAsked: After SIGTERM or SIGUSR1, with the state saved.
     """
     started = time.perf_counter()
-    accelerator = accelerator or Accelerator()
+    accelerator = accelerator or open_accelerator(recipe.settings.distribution)
     seed = recipe.settings.seed
     directory = RunDirectory(run)
     check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)
@@ -78,7 +79,7 @@ def run_recipe(
     reward = recipe.scoring.reward(run / "models" / "reward")
     if accelerator.is_main_process:
         directory.record_reward(version=reward_version(run / "models" / "reward"), identity=_identity(reward))
-    engine = open_engine(recipe.settings.rollout, policy)
+    engine = open_engine(recipe.settings.rollout, policy, own_weights=accelerator.is_fsdp2)
     with _StageBars(show=accelerator.is_main_process) as bars, closing(engine):
         trainer = Trainer(
             directory,
@@ -99,10 +100,11 @@ def run_recipe(
             on_step=bars.update,
         )
         trainer.train()
-    if accelerator.is_main_process:
-        policy.save(run / "models" / "policy")
-        if recipe.lora_rank:
-            save_adapters(policy.lm, run / "models" / "adapters")
+    is_writer = accelerator.is_main_process
+    policy.save(run / "models" / "policy", is_writer=is_writer)
+    if recipe.lora_rank:
+        save_adapters(policy.lm, run / "models" / "adapters", is_writer=is_writer)
+    if is_writer:
         summary = _summary(
             directory, recipe, wall_s={"prepare": prepared_s, "train": trainer.position.wall_s}
         )

@@ -12,6 +12,7 @@ from unirl.algorithms import KL_ESTIMATORS, sampling_errors
 from unirl.config import nearest
 from unirl.errors import ConfigError
 from unirl.trainer.alarms import AlarmSettings
+from unirl.trainer.distribution import Distribution, wrong_distribution
 from unirl.types import Direction, SamplingSettings
 
 __all__ = ["FIRST_EVALUATION", "AlgorithmName", "RunSettings", "Stage", "check_stages"]
@@ -182,6 +183,8 @@ class RunSettings:
 
     alarms: AlarmSettings = field(default_factory=AlarmSettings)
     """When an alarm is raised, and whether it stops the run."""
+    distribution: Distribution = field(default_factory=Distribution)
+    """What each process holds and computes in."""
     seed: int = 0
     micro_prompts: int = 8
     """Prompts whose samples go through the model at once, in rollout and update. The split of work into
@@ -234,6 +237,7 @@ def check_stages(
     if not stages:
         wrong.append("there is no stage; give at least one")
     wrong.extend(_out_of_range(settings, "settings", SETTINGS_RANGES))
+    wrong.extend(wrong_distribution(settings.distribution))
     for stage in stages:
         place = f"stage {stage.name}"
         if not NAME.fullmatch(stage.name) or stage.name == FIRST_EVALUATION:
