@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from PIL import Image
-from safetensors.torch import load_file
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from storage import FeatureStore
@@ -26,6 +25,7 @@ from unirl.trainer.loop import Trainer
 from unirl.trainer.prompts import all_prompts
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.stages import RunSettings, Stage
+from unirl.trainer.tensor_pieces import PieceReader, piece_of
 from unirl.types import Direction, Prompt, Sample, Scores
 
 SIDE = 8
@@ -200,10 +200,13 @@ def experience_of(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    """Policy and optimizer of the newest checkpoint."""
+    """Policy and optimizer of the newest checkpoint, whole, whatever ranks held them."""
     newest = max((run / "checkpoints").glob("step-*"))
-    return {
-        f"{part}/{name}": value
-        for part in ("policy", "optimizer")
-        for name, value in load_file(newest / f"{part}.safetensors").items()
-    }
+    found: dict[str, torch.Tensor] = {}
+    for kind in ("policy", "optimizer"):
+        with PieceReader(sorted(newest.glob(f"{kind}.*"))) as reader:
+            for name, shape in reader.shapes.items():
+                whole = torch.empty(shape, dtype=reader.dtypes[name])
+                reader.fill(name, piece_of(whole, is_main=True))
+                found[f"{kind}/{name}"] = whole
+    return found
