@@ -1,70 +1,94 @@
-"""The `unirl` command: every sub-command in one place, and every error as one sentence."""
+"""The `unirl` command: every sub-command in one place, and every error as one sentence.
+
+What a command needs it imports when it runs, so that `unirl --help` comes at once.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from datapipe import DataError
-from storage import StorageError
-from unirl.cli import bench, care, data, exchange, history, models, reward_server, rewards, rollout, runs
+from unirl.cli import (
+    bench,
+    care,
+    compare,
+    data,
+    doctor,
+    evaluate,
+    exchange,
+    history,
+    models,
+    report,
+    reward_server,
+    rewards,
+    rollout,
+    runs,
+    score,
+)
 from unirl.cli.join import join
-from unirl.errors import UniRLError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="unirl",
-    help="Post-training for models that read and write text and images.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Image tokenizers.")
-bench_app = typer.Typer(no_args_is_help=True, help="Speeds of this machine.")
-rollout_app = typer.Typer(no_args_is_help=True, help="Engines that sample from the policy.")
-reward_app = typer.Typer(no_args_is_help=True, help="Reward models.")
+EXAMPLE = re.compile(r"^Example: ", re.MULTILINE)
+HELP_WIDTH = 110
+NO_WRAP = "\b"
+"""Before a paragraph: its lines stay as they are."""
 
-commands: dict[str, Callable[..., None]] = {
+COMMANDS: Mapping[str, Callable[..., None]] = {
     **{command.__name__: command for command in data.COMMANDS},
     **care.COMMANDS,
     **exchange.COMMANDS,
     **history.COMMANDS,
     "sft": models.sft,
+    "join": join,
     "train": runs.train,
     "resume": runs.resume,
-    "report": runs.report,
+    "eval": evaluate.eval_run,
+    "report": report.report,
+    "compare": compare.compare,
+    "score": score.score,
+    "doctor": doctor.doctor,
 }
-for name, command in commands.items():
-    app.command(name)(command)
-for name, command in bench.COMMANDS.items():
-    bench_app.command(name)(command)
-for name, command in rewards.COMMANDS.items():
-    reward_app.command(name)(command)
-for name, command in rollout.COMMANDS.items():
-    rollout_app.command(name)(command)
-reward_app.command("serve")(reward_server.serve)
-app.command("join")(join)
-tokenizer_app.command("train")(models.train_tokenizer)
-tokenizer_app.command("encode")(models.encode)
-app.add_typer(bench_app, name="bench")
-app.add_typer(tokenizer_app, name="tokenizer")
-app.add_typer(reward_app, name="reward")
-app.add_typer(rollout_app, name="rollout")
+GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
+    "tokenizer": ("Image tokenizers.", models.TOKENIZER_COMMANDS),
+    "reward": ("Reward models.", {**rewards.COMMANDS, "serve": reward_server.serve}),
+    "rollout": ("Engines that sample from the policy.", rollout.COMMANDS),
+    "bench": ("Speeds of this machine.", bench.COMMANDS),
+}
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"unirl {version('unirl')}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Options of `unirl` itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; `arguments` default to those of the process. Ends the process.
 
-    Exit codes: 0 done, 1 an error, 2 wrong usage or a store that another ingest is writing to, 3 more bad
-    samples than allowed, 75 stopped on request with the state saved.
+    Exit codes are in docs/cli.md.
     """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     console = Console(stderr=True)
     handler = RichHandler(
         console=console, show_path=False, show_level=False, log_time_format="%X", markup=False
@@ -73,7 +97,58 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("unirl").setLevel(os.environ.get("UNIRL_LOG", "INFO").upper())
     try:
         app(args=None if arguments is None else list(arguments), prog_name="unirl")
-    except (UniRLError, StorageError, DataError) as error:
+    except SystemExit:
+        raise
+    except _expected_errors() as error:
         logging.getLogger("unirl").debug("the traceback of the error below", exc_info=True)
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {_sentence(error)}", err=True)
         sys.exit(1)
+
+
+def _expected_errors() -> tuple[type[Exception], ...]:
+    """What a user can mend: the errors that are raised on purpose, and those of the machine."""
+    from datapipe import DataError
+    from unirl.errors import UniRLError
+
+    return UniRLError, DataError, OSError  # StorageError is an OSError
+
+
+def _sentence(error: BaseException) -> str:
+    """An error's text; the system's own errors say what and which file."""
+    if isinstance(error, OSError) and error.strerror:
+        places = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        return f"{' -> '.join(places)}: {error.strerror}" if places else error.strerror
+    return str(error)
+
+
+def _with_examples(command: Callable[..., None]) -> str:
+    """A command's docstring, with its examples on lines of their own that are never folded."""
+    text, *examples = EXAMPLE.split(inspect.getdoc(command) or "")
+    if not examples:
+        return text
+    lines = [f"  {example.strip()}" for example in examples]
+    return "\n".join([text.rstrip(), "", NO_WRAP, "Example:" if len(lines) == 1 else "Examples:", *lines])
+
+
+def _group(help: str, commands: Mapping[str, Callable[..., None]], **options: Any) -> typer.Typer:
+    made = typer.Typer(
+        help=help,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"max_content_width": HELP_WIDTH},
+        **options,
+    )
+    for name, command in commands.items():
+        made.command(name, help=_with_examples(command))(command)
+    return made
+
+
+app = _group(
+    "Post-training for models that read and write text and images.",
+    COMMANDS,
+    name="unirl",
+    pretty_exceptions_enable=False,
+)
+app.callback()(options)
+for _name, (_help, _commands) in GROUPS.items():
+    app.add_typer(_group(_help, _commands), name=_name)

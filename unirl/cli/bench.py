@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from datapipe import ImageField, Loader, StageOptions
-from datapipe.loader_stats import LoaderStats
-from datapipe.stages import Executor
-from storage import FeatureStore
 from unirl.cli.output import AsJson, StorePath, tell
+
+if TYPE_CHECKING:
+    from datapipe.loader_stats import LoaderStats
+    from datapipe.stages import Executor
 
 __all__ = ["COMMANDS", "loader"]
 
@@ -37,6 +37,9 @@ def loader(
 
     Example: unirl bench loader data/store --query "modality = 'image'" --threads 4
     """
+    from datapipe import ImageField, Loader, StageOptions
+    from storage import FeatureStore
+
     stages = {"fetch": StageOptions(max_failures=max_bad)}
     if side:
         executor: Executor = "process" if processes else "thread"

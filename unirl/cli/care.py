@@ -6,13 +6,14 @@ import importlib.util
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from datapipe.decode import check_image
-from storage import FeatureStore, RepairReport, repair_store
 from unirl.cli.output import AsJson, StoreFolder, StorePath, counted, progress_bar, tell
+
+if TYPE_CHECKING:
+    from storage import FeatureStore, RepairReport
 
 __all__ = ["COMMANDS", "compact", "gc", "repair", "verify"]
 
@@ -32,6 +33,8 @@ def verify(
 
     Example: unirl verify data/store --deep
     """
+    from storage import FeatureStore
+
     with progress_bar("checking", as_json) as progress:
         opened = FeatureStore.open(store)
         decoders = _decoders() if deep else None
@@ -64,6 +67,8 @@ def repair(
 
     Example: unirl repair data/store --dry-run
     """
+    from storage import repair_store
+
     with progress_bar("checking", as_json) as progress:
         report = repair_store(store, dry_run=dry_run, progress=progress)
     if as_json:
@@ -85,6 +90,8 @@ def compact(
 
     Example: unirl compact data/store --part-mb 512
     """
+    from storage import FeatureStore
+
     opened = FeatureStore.open(store)
     before = opened.refresh().snapshot
     after = opened.compact(max_part_bytes=part_mb << 20)
@@ -108,6 +115,8 @@ def gc(
 
     Example: unirl gc data/store --keep-last 10
     """
+    from storage import FeatureStore
+
     report = FeatureStore.open(store).gc(grace_s=grace_hours * 3600, keep_last=keep_last)
     facts = {"removed": report.removed, "bytes": report.bytes}
     tell(facts, f"removed {counted(len(report.removed), 'file')}, {report.bytes} bytes", as_json)
@@ -123,6 +132,8 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
 
 def _decoders() -> dict[str, Callable[[memoryview], object]]:
     """What tells whether a blob is whole, by modality."""
+    from datapipe.decode import check_image
+
     decoders: dict[str, Callable[[memoryview], object]] = {
         "image": partial(check_image, max_pixels=_MAX_PIXELS)
     }

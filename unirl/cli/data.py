@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from storage import FeatureStore
 from unirl.cli.ingest import ingest
 from unirl.cli.output import AsJson, StorePath, two_columns
 from unirl.cli.quarantine import quarantine
-from unirl.cli.rows import print_rows
+from unirl.cli.rows import RowFormat, print_rows
+from unirl.cli.show import show
+
+if TYPE_CHECKING:
+    from storage import FeatureStore
 
 __all__ = ["COMMANDS", "data_app", "info", "query"]
 
+SHOWN_ROWS: Final = 20
+
 
 def info(store: StorePath, as_json: AsJson = False) -> None:
-    """Tell what a store holds: rows, bytes, columns, tensors, sources."""
+    """Tell what a store holds: rows, bytes, columns, tensors, sources.
+
+    Example: unirl info data/store --json
+    """
+    from storage import FeatureStore
+
     opened = FeatureStore.open(store)
     facts = _store_facts(opened)
     if as_json:
@@ -38,26 +48,49 @@ def query(
     sql: Annotated[
         str, typer.Argument(help='A condition such as "width >= 256", or a whole SELECT over `samples`.')
     ] = "true",
-    limit: Annotated[int, typer.Option(min=1, help="Rows shown for a condition.")] = 20,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Rows of a condition, at most; a table shows {SHOWN_ROWS} if left out, a file all."
+        ),
+    ] = None,
     as_json: AsJson = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
+    as_parquet: Annotated[
+        bool, typer.Option("--parquet", help="Write a Parquet file to the standard output.")
+    ] = False,
 ) -> None:
-    """Select rows of the index with SQL."""
-    if as_json and as_csv:
-        raise typer.BadParameter("give --json or --csv, not both")
+    """Select rows of the index with SQL.
+
+    Example: unirl query data/store "width >= 256 AND split = 'train'"
+    Example: unirl query data/store "SELECT split, count(*) FROM samples GROUP BY split" --csv
+    Example: unirl query data/store "caption LIKE '%cat%'" --parquet > cats.parquet
+    """
+    from storage import FeatureStore
+
+    format = _format(as_json=as_json, as_csv=as_csv, as_parquet=as_parquet)
     opened = FeatureStore.open(store)
     if sql.lstrip().lower().startswith(("select", "with", "from", "(")):
-        found = opened.query(sql)
-    else:
-        found = opened.query(f"SELECT * FROM samples WHERE (\n{sql}\n) ORDER BY row LIMIT {limit}")
-    print_rows(found, as_json=as_json, as_csv=as_csv)
+        print_rows(opened.query(sql), format)
+        return
+    most = limit or (SHOWN_ROWS if format == "table" else None)
+    ordered = f"SELECT * FROM samples WHERE (\n{sql}\n) ORDER BY row"
+    found = opened.query(ordered if most is None else f"{ordered} LIMIT {most}")
+    is_cut = format == "table" and found.num_rows == most
+    print_rows(found, format, total=len(opened.select(sql)) if is_cut else None)
 
 
-COMMANDS: Final[list[Callable[..., None]]] = [ingest, info, query, quarantine]
+COMMANDS: Final[list[Callable[..., None]]] = [ingest, info, query, show, quarantine]
 
 data_app = typer.Typer(help="Bring data into a store and look at it.", no_args_is_help=True)
 for _command in COMMANDS:
     data_app.command()(_command)
+
+
+def _format(*, as_json: bool, as_csv: bool, as_parquet: bool) -> RowFormat:
+    if as_json + as_csv + as_parquet > 1:
+        raise typer.BadParameter("give one of --json, --csv and --parquet")
+    return "json" if as_json else "csv" if as_csv else "parquet" if as_parquet else "table"
 
 
 def _store_facts(store: FeatureStore) -> dict[str, object]:

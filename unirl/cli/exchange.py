@@ -8,7 +8,6 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from storage import FeatureStore
 from unirl.cli.output import AsJson, StorePath, progress_bar, tell
 
 __all__ = ["COMMANDS", "export", "import_rows"]
@@ -29,6 +28,8 @@ def export(
 
     Example: unirl export data/store out --format parquet --where "split = 'train'"
     """
+    from storage import FeatureStore
+
     with progress_bar("exporting", as_json) as progress:
         opened = FeatureStore.open(store)
         report = opened.export(where, folder, format, file_bytes=file_mb << 20, progress=progress)
@@ -46,6 +47,8 @@ def import_rows(
 
     Example: unirl import out data/copy
     """
+    from storage import FeatureStore
+
     with progress_bar("importing", as_json) as progress:
         opened = FeatureStore.create(store, exist_ok=True)
         snapshot = opened.import_rows(folder, part_bytes=part_mb << 20, progress=progress)

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from storage import FeatureStore
 from unirl.cli.output import AsJson, StorePath, tell
 
 __all__ = ["COMMANDS", "diff", "log", "tag"]
@@ -24,6 +23,8 @@ def log(store: StorePath, as_json: AsJson = False) -> None:
 
     Example: unirl log data/store
     """
+    from storage import FeatureStore
+
     opened = FeatureStore.open(store)
     tags: dict[int, list[str]] = {}
     for name, number in opened.tags().items():
@@ -61,6 +62,8 @@ def diff(
 
     Example: unirl diff data/store 3 released
     """
+    from storage import FeatureStore
+
     found = FeatureStore.open(store).diff(_snapshot_name(old), _snapshot_name(new))
     facts: dict[str, Any] = {
         "old": found.old,
@@ -92,6 +95,8 @@ def tag(
 
     Example: unirl tag data/store released --snapshot 7
     """
+    from storage import FeatureStore
+
     opened = FeatureStore.open(store)
     if name is None and (remove or snapshot is not None):
         raise typer.BadParameter("give the name of the tag")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from datapipe import BadFractionError, IngestReport, StoreBusyError
-from datapipe import ingest as run_ingest
-from datapipe.decode import DEFAULT_MAX_PIXELS
-from datapipe.report_page import write_report_page
-from storage import FeatureStore
 from unirl.cli.output import AsJson, two_columns
 from unirl.cli.signals import stop_on_signal
+
+if TYPE_CHECKING:
+    from datapipe import IngestReport
 
 __all__ = ["ingest"]
 
@@ -24,6 +22,8 @@ EXIT_PROBLEMS: Final = 1
 EXIT_BUSY: Final = 2
 EXIT_OVER_BUDGET: Final = 3
 DRY_RUN_SAMPLES: Final = 1000
+MAX_PIXELS: Final = 89_478_485
+"""As `datapipe.decode.DEFAULT_MAX_PIXELS`, which is slow to import."""
 
 
 def ingest(
@@ -56,9 +56,7 @@ def ingest(
     max_bad_fraction: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of bad samples that still is a success.")
     ] = 0.0,
-    max_pixels: Annotated[
-        int, typer.Option(min=1, help="Refuse pictures that claim more.")
-    ] = DEFAULT_MAX_PIXELS,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Refuse pictures that claim more.")] = MAX_PIXELS,
     background: Annotated[
         str, typer.Option(help="Ground behind transparent pixels: a name, '#rrggbb' or R,G,B.")
     ] = "white",
@@ -96,7 +94,15 @@ def ingest(
 
     Ends with 2 when another ingest is writing to the store, and with 3 when more samples are bad than
     --max-bad-fraction allows; the good ones are committed.
+
+    Example: unirl ingest photos/ data/store
+    Example: unirl ingest 's-{000..012}.tar' captions.parquet data/store --map caption=text
     """
+    from datapipe import BadFractionError, StoreBusyError
+    from datapipe import ingest as run_ingest
+    from datapipe.report_page import write_report_page
+    from storage import FeatureStore
+
     is_over = False
     with stop_on_signal() as should_stop:
         try:

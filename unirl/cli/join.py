@@ -24,7 +24,10 @@ def join(
     noise: Annotated[float, typer.Option(min=0.0, help="Deviations of the old embeddings.")] = 0.02,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
 ) -> None:
-    """Write a policy whose vocabulary holds the words of a language model and the codes of pictures."""
+    """Write a policy whose vocabulary holds the words of a language model and the codes of pictures.
+
+    Example: unirl join models/qwen3 models/vq --out models/policy --row-ends
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
     from unirl.policies.image_tokenizer import ImageTokenizer

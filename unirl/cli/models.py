@@ -5,15 +5,16 @@ torch and transformers take seconds to import, so these commands import them whe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
-__all__ = ["encode", "sft", "train_tokenizer"]
+__all__ = ["TOKENIZER_COMMANDS", "encode", "sft", "train_tokenizer"]
 
 StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
 OutPath = Annotated[Path, typer.Option("--out", help="New folder for the model.")]
@@ -36,7 +37,10 @@ def train_tokenizer(
     num_codes: Annotated[int, typer.Option(min=2, help="Size of the codebook.")] = 128,
     seed: Seed = 0,
 ) -> None:
-    """Train an image tokenizer on the pictures of a store."""
+    """Train an image tokenizer on the pictures of a store.
+
+    Example: unirl tokenizer train data/store --out models/tokenizer --image-size 64 --steps 2000
+    """
     from unirl.policies.image_tokenizer import ImageTokenizerConfig
     from unirl.trainer import prepare
     from unirl.trainer.recipe import TokenizerTraining
@@ -56,7 +60,10 @@ def train_tokenizer(
 
 
 def encode(store: StorePath, tokenizer: TokenizerPath) -> None:
-    """Add the image codes of every picture to the store, as a tensor column."""
+    """Add the image codes of every picture to the store, as a tensor column.
+
+    Example: unirl tokenizer encode data/store --tokenizer models/tokenizer
+    """
     from unirl.policies.image_tokenizer import ImageTokenizer
     from unirl.trainer import prepare
     from unirl.trainer.prompts import CODES_COLUMN
@@ -75,7 +82,10 @@ def sft(
     learning_rate: LearningRate = 5e-3,
     seed: Seed = 0,
 ) -> None:
-    """Warm a small policy up on pictures with captions, in both directions."""
+    """Warm a small policy up on pictures with captions, in both directions.
+
+    Example: unirl sft data/store --tokenizer models/tokenizer --out models/policy --where "split = 'train'"
+    """
     from storage import FeatureStore
     from unirl.policies.image_tokenizer import ImageTokenizer
     from unirl.trainer import prepare
@@ -94,6 +104,9 @@ def sft(
             seed=seed,
         )
     typer.echo(f"{out}: text loss {report.text_loss:.3f}, image loss {report.image_loss:.3f} nats a token")
+
+
+TOKENIZER_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {"train": train_tokenizer, "encode": encode}
 
 
 def _there(path: Path) -> Path:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from datapipe import retry
-from datapipe.decode.sniff import sniff_image_format
-from datapipe.errors import DecodeError
-from storage import FeatureStore
 from unirl.cli.output import AsJson, StorePath, counted
 from unirl.cli.signals import stop_on_signal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["quarantine"]
 
@@ -42,7 +40,13 @@ def quarantine(
     show_all: Annotated[bool, typer.Option("--all", help="List what was settled since as well.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the samples that could not be used, with place and reason, and counts by reason."""
+    """List the samples that could not be used, with place and reason, and counts by reason.
+
+    Example: unirl quarantine data/store --reason truncated --save bad-files
+    Example: unirl quarantine data/store --retry
+    """
+    from storage import FeatureStore
+
     if try_again:
         _retry(store, max_pixels, workers, is_quiet=as_json)
     found = _of_reason(FeatureStore.open(store).quarantined(with_resolved=show_all), reason)
@@ -56,6 +60,8 @@ def quarantine(
 
 
 def _retry(store: str, max_pixels: int | None, workers: int, *, is_quiet: bool) -> None:
+    from datapipe import retry
+
     with stop_on_signal() as should_stop:
         found = retry(
             store, max_pixels=max_pixels, workers=workers, progress=not is_quiet, should_stop=should_stop
@@ -67,6 +73,8 @@ def _retry(store: str, max_pixels: int | None, workers: int, *, is_quiet: bool) 
 
 
 def _of_reason(table: pa.Table, reason: str | None) -> pa.Table:
+    import pyarrow as pa
+
     if reason is None:
         return table
     keep = [_code(text) == reason for text in table.column("reason").to_pylist()]
@@ -86,6 +94,9 @@ def _save(table: pa.Table, folder: Path) -> int:
 
 
 def _suffix(data: bytes) -> str:
+    from datapipe.decode.sniff import sniff_image_format
+    from datapipe.errors import DecodeError
+
     try:
         return sniff_image_format(data).lower()
     except DecodeError as error:

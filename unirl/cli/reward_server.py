@@ -34,7 +34,10 @@ def serve(
     max_batch: Annotated[int, typer.Option(min=1, help="Requests answered together.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=0, help="Longest request; 0: the model's own limit.")] = 0,
 ) -> None:
-    """Serve a reward model until interrupted; clients need the token of UNIRL_REWARD_TOKEN."""
+    """Serve a reward model until interrupted; clients need the token of UNIRL_REWARD_TOKEN.
+
+    Example: UNIRL_REWARD_TOKEN=secret unirl reward serve models/reward --port 8011
+    """
     import uvicorn
 
     from unirl.rewards.backends.qwen import TransformersBackend

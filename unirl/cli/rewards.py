@@ -42,7 +42,11 @@ def train(
     image_size: Annotated[int, typer.Option(min=8, help="Side to which pictures are scaled.")] = 32,
     seed: Seed = 0,
 ) -> None:
-    """Train a yes/no reward (does this picture show this caption?), or with --pairs a preference reward."""
+    """Train a yes/no reward (does this picture show this caption?), or with --pairs a preference reward.
+
+    Example: unirl reward train data/store --out models/reward --where "split = 'train'"
+    Example: unirl reward train --pairs labelled --from models/reward --out models/reward-2
+    """
     if (store is None) == (pairs is None):
         raise ConfigError("reward train: name a store, for a yes/no reward, or --pairs, for a preference")
     if pairs is None and (labels is not None or start is not None):
@@ -93,7 +97,10 @@ def mine(
     count: Annotated[int, typer.Option(min=1, help="Pairs to pick, at most.")] = 100,
     where: Annotated[str, typer.Option("--where", help="SQL condition over the experience.")] = "true",
 ) -> None:
-    """Pick pairs of a run's samples that people, or a stronger model, should label."""
+    """Pick pairs of a run's samples that people, or a stronger model, should label.
+
+    Example: unirl reward mine runs/demo --out pairs --by components --count 200
+    """
     from unirl.rewards import mine_pairs, write_pairs
 
     found = mine_pairs(run, strategy=by, num_pairs=count, where=where)
@@ -117,7 +124,10 @@ def label(
     token_file: Annotated[Path | None, typer.Option(help="File with the server's bearer token.")] = None,
     margin: Annotated[float, typer.Option(min=0.0, help="Scores nearer than this are a tie.")] = 0.0,
 ) -> None:
-    """Let a stronger model label pairs: it scores both, and the higher score wins."""
+    """Let a stronger model label pairs: it scores both, and the higher score wins.
+
+    Example: unirl reward label pairs --endpoint http://127.0.0.1:8000/v1 --out labelled
+    """
     if (model is None) == (not endpoint):
         raise ConfigError("reward label: name one of --model and --endpoint")
     from unirl.rewards import Question, VlmYesNo, label_pairs, load_reward, read_pairs, write_pairs

@@ -33,6 +33,8 @@ def serve(
     """Serve rollouts with vLLM. The trainer sends the weights and proves that they arrived.
 
     The token comes from UNIRL_ROLLOUT_TOKEN, or is made and shown.
+
+    Example: unirl rollout serve runs/demo/models/sft --port 8300
     """
     from unirl.rollout.server import serve as run_server
     from unirl.rollout.server_client import TOKEN_VARIABLE

@@ -1,30 +1,44 @@
-"""Rows of a query as a table, as one record after the other, as CSV or as JSON."""
+"""Rows of a query as a table, as one record after the other, as CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from typing import Final
+import sys
+from typing import TYPE_CHECKING, Final, Literal
 
-import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["print_rows"]
+from unirl.cli.output import counted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RowFormat", "print_rows"]
+
+RowFormat = Literal["table", "csv", "json", "parquet"]
 
 READABLE_COLUMN: Final = 16
 BORDER: Final = 3
 
 
-def print_rows(table: pa.Table, *, as_json: bool, as_csv: bool) -> None:
-    """Print a table that fits the terminal; records, a line for each value, where it does not."""
+def print_rows(table: pa.Table, format: RowFormat, *, total: int | None = None) -> None:
+    """Print rows. A table that does not fit the terminal becomes records, a line for each value.
+
+    Args:
+        total: Rows that there are, if the table may be only the first of them.
+    """
+    if format == "parquet":
+        _write_parquet(table)
+        return
     rows = table.to_pylist()
-    if as_json:
+    if format == "json":
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
-    elif as_csv:
+    elif format == "csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(table.column_names)
@@ -37,7 +51,20 @@ def print_rows(table: pa.Table, *, as_json: bool, as_csv: bool) -> None:
             _print_table(console, table.column_names, texts)
         else:
             _print_records(console, table, texts)
-        typer.echo("1 row" if len(rows) == 1 else f"{len(rows)} rows")
+        counted_rows = counted(len(rows), "row")
+        is_all = total is None or total <= len(rows)
+        typer.echo(counted_rows if is_all else f"{counted_rows} of {total}; --limit {total} shows all")
+
+
+def _write_parquet(table: pa.Table) -> None:
+    """Write the bytes of a Parquet file; they are nothing for a terminal."""
+    import pyarrow.parquet as pq
+
+    if sys.stdout.isatty():
+        raise typer.BadParameter("Parquet is no text; send it to a file: --parquet > rows.parquet")
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    typer.echo(buffer.getvalue(), nl=False)
 
 
 def _fits(names: list[str], texts: list[list[str]], width: int) -> bool:

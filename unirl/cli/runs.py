@@ -1,4 +1,4 @@
-"""`unirl train`, `unirl resume` and `unirl report`: runs of recipes.
+"""`unirl train` and `unirl resume`: runs of recipes.
 
 torch and transformers take seconds to import, so these commands import them when they run.
 """
@@ -6,13 +6,14 @@ torch and transformers take seconds to import, so these commands import them whe
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from unirl.cli.output import AsJson
 from unirl.config import nearest, replace_settings
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import RunDirectory
@@ -20,16 +21,20 @@ from unirl.trainer.run_directory import RunDirectory
 if TYPE_CHECKING:
     from unirl.trainer.recipe import Recipe
 
-__all__ = ["report", "resume", "train"]
+__all__ = ["RECIPES", "recipe_of", "resume", "train"]
 
-RECIPES = "unirl.recipes"
+RECIPES: Final = "unirl.recipes"
 """Entry point group: name -> function (*, seed) that returns a `Recipe`."""
+EXIT_PROBLEMS: Final = 1
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe, such as numbers or shapes.")],
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, such as numbers, shapes or own_data.")],
     run: Annotated[
         Path | None, typer.Option(help="Folder of the run; runs/RECIPE by default. A run there is continued.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Your data, for own_data; short for --set data.store=STORE.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
     rollout: Annotated[
@@ -42,42 +47,58 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: text.steps=20. May be repeated."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, and train nothing.")
+    ] = False,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="With --dry-run: processes that it would run on.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recipe from its files to its report, or go on with a run that was stopped or killed.
 
-    Ends with 75 when it was asked to stop (SIGTERM, SIGUSR1) and has saved its state.
+    Ends with 75 when it was asked to stop (SIGTERM, SIGUSR1) and has saved its state. A dry run touches no
+    GPU, writes nothing, and ends with 1 when something would stop the run.
+
+    Example: unirl train numbers --run runs/demo
+    Example: unirl train shapes --set text.algorithm=grpo --set image.steps=40 --seed 3
+    Example: unirl train own_data --store data/store --dry-run
     """
-    assignments = [*(set_ or []), *_rollout(rollout)]
-    _run(_recipe(recipe, seed, assignments), run or Path("runs") / recipe, assignments)
+    if ranks is not None and not dry_run:
+        raise typer.BadParameter(
+            "--ranks is for --dry-run; to train on several processes: accelerate launch -m recipes.NAME"
+        )
+    if as_json and dry_run is False:
+        raise typer.BadParameter("--json is for --dry-run; a run writes summary.json")
+    assignments = [*(set_ or []), *([] if store is None else [f"data.store={store}"]), *_rollout(rollout)]
+    made = recipe_of(recipe, seed, assignments)
+    place = run or Path("runs") / recipe
+    if dry_run:
+        _print_plan(made, place, ranks, as_json)
+    else:
+        _run(made, place, assignments)
 
 
 def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
-    """Go on with a run that was stopped or killed, with the settings it was started with."""
+    """Go on with a run that was stopped or killed, with the settings it was started with.
+
+    Example: unirl resume runs/demo
+    """
     started = RunDirectory(run).read()
-    _run(_recipe(started["recipe"], started["seed"], started["assignments"]), run, started["assignments"])
+    _run(recipe_of(started["recipe"], started["seed"], started["assignments"]), run, started["assignments"])
 
 
-def report(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    others: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Runs of the same recipe with other seeds, drawn into the curves as a band."),
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Show it on this machine, and renew it while the run goes on.")
-    ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="For --serve; 0 takes a free one.")] = 0,
-) -> None:
-    """Write the run's report, one HTML page that needs nothing else."""
-    from unirl.explore import write_report
-    from unirl.explore.report_server import ReportServer
+def recipe_of(name: str, seed: int, assignments: Sequence[str]) -> Recipe:
+    """A recipe by name, with settings changed.
 
-    if not serve:
-        typer.echo(str(write_report(run, others=others or ())))
-        return
-    with ReportServer(run, others=others or (), port=port) as server:
-        typer.echo(f"{server.url} (Ctrl-C ends it)")
-        server.serve()
+    Raises:
+        ConfigError: If there is no such recipe or setting; names the nearest.
+    """
+    known = {entry.name: entry for entry in entry_points(group=RECIPES)}
+    if name not in known:
+        raise ConfigError(f"there is no recipe {name!r}{nearest(name, known)}")
+    recipe: Recipe = known[name].load()(seed=seed)
+    return replace_settings(recipe, assignments)
 
 
 def _rollout(engine: str | None) -> list[str]:
@@ -90,12 +111,14 @@ def _rollout(engine: str | None) -> list[str]:
     return [f"settings.rollout={engine}"]
 
 
-def _recipe(name: str, seed: int, assignments: Sequence[str]) -> Recipe:
-    known = {entry.name: entry for entry in entry_points(group=RECIPES)}
-    if name not in known:
-        raise ConfigError(f"there is no recipe {name!r}{nearest(name, known)}")
-    recipe: Recipe = known[name].load()(seed=seed)
-    return replace_settings(recipe, assignments)
+def _print_plan(recipe: Recipe, run: Path, ranks: int | None, as_json: bool) -> None:
+    from unirl.cli.plan import print_plan
+    from unirl.trainer.plan import plan_run
+
+    plan = plan_run(recipe, run, world_size=ranks or int(os.environ.get("WORLD_SIZE", "1")))
+    print_plan(plan, as_json=as_json)
+    if plan.problems:
+        raise typer.Exit(EXIT_PROBLEMS)
 
 
 def _run(recipe: Recipe, run: Path, assignments: Sequence[str]) -> None:
@@ -112,9 +135,21 @@ def _run(recipe: Recipe, run: Path, assignments: Sequence[str]) -> None:
         typer.echo(f"{run}: {stopped}; the same command goes on from there", err=True)
         raise typer.Exit(REQUEUE_EXIT_CODE) from None
     for stage in summary["runs"]:
-        typer.echo(
-            f"stage {stage['stage']}: judge {stage['judge_before']:.1%} -> {stage['judge_after']:.1%}, "
-            f"reward {stage['reward_before']:.3f} -> {stage['reward_after']:.3f}, "
-            f"{stage['steps']} steps in {stage['wall_s']:.0f} s"
-        )
+        typer.echo(_stage_line(stage))
     typer.echo(f"report: {run / 'report.html'}")
+
+
+def _stage_line(stage: Mapping[str, Any]) -> str:
+    return (
+        f"stage {stage['stage']}: judge {_share(stage['judge_before'])} -> {_share(stage['judge_after'])}, "
+        f"reward {_number(stage['reward_before'])} -> {_number(stage['reward_after'])}, "
+        f"{stage['steps']} steps in {stage['wall_s']:.0f} s"
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -34,6 +34,7 @@ __all__ = [
     "digest",
     "fingerprint",
     "load_checkpoint",
+    "load_policy_weights",
     "newest_checkpoint",
     "rank_file",
     "read_record",
@@ -87,18 +88,24 @@ def load_checkpoint(path: Path, *, model: nn.Module, optimizer: torch.optim.Opti
         CheckpointError: If a file is missing, cut short or changed, or belongs to another model.
     """
     record = read_record(path)
+    tensors = _fill_policy(path, record, model)
     try:
-        with PieceReader(_files(path, POLICY, record)) as reader:
-            tensors = model_tensors(model)
-            unknown = reader.shapes.keys() - tensors.keys()
-            if unknown:
-                raise CheckpointError(f"{min(unknown)} is not known here")
-            for name, tensor in tensors.items():
-                reader.fill(name, piece_of(tensor, is_main=True))
         with PieceReader(_files(path, OPTIMIZER, record)) as reader:
             _fill_optimizer(reader, tensors, optimizer)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: does not fit this policy: {error}") from error
+    state: dict[str, Any] = record["state"]
+    return state
+
+
+def load_policy_weights(path: Path, *, model: nn.Module) -> dict[str, Any]:
+    """Put this rank's part of policy and critic into a model; return the `state` that was saved.
+
+    Raises:
+        CheckpointError: If a file is missing, cut short or changed, or belongs to another model.
+    """
+    record = read_record(path)
+    _fill_policy(path, record, model)
     state: dict[str, Any] = record["state"]
     return state
 
@@ -163,6 +170,21 @@ def digest(record: Mapping[str, Any]) -> str:
 def _files(path: Path, kind: str, record: Mapping[str, Any]) -> list[Path]:
     """The files of one kind, whatever they are called on the ranks."""
     return [path / name for name in sorted(record["files"]) if name.startswith(f"{kind}.")]
+
+
+def _fill_policy(path: Path, record: Mapping[str, Any], model: nn.Module) -> dict[str, Tensor]:
+    """Fill the model's tensors; returns them by name."""
+    tensors = dict(model_tensors(model))
+    try:
+        with PieceReader(_files(path, POLICY, record)) as reader:
+            unknown = reader.shapes.keys() - tensors.keys()
+            if unknown:
+                raise CheckpointError(f"{min(unknown)} is not known here")
+            for name, tensor in tensors.items():
+                reader.fill(name, piece_of(tensor, is_main=True))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: does not fit this policy: {error}") from error
+    return tensors
 
 
 def _fill_optimizer(

@@ -15,9 +15,10 @@ from unirl.policies.policy import Policy
 from unirl.rollout.engine import RolloutEngine
 from unirl.trainer.collect import roll_out, samples_of
 from unirl.trainer.distributed import gather_rows
-from unirl.types import Judge, Prompt, Reward, Sample, SamplingSettings, Scores
+from unirl.trainer.stages import Stage
+from unirl.types import Direction, Judge, Prompt, Reward, Sample, SamplingSettings, Scores
 
-__all__ = ["Evaluation", "evaluate_policy"]
+__all__ = ["Evaluation", "evaluate_policy", "evaluation_sampling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,11 @@ class Evaluation:
         return _mean(self.judgements)
 
     @property
+    def numbers(self) -> dict[str, float | None]:
+        """The metrics with None for NaN, as JSON wants it."""
+        return {name: value if np.isfinite(value) else None for name, value in self.metrics.items()}
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The numbers of an evaluation line."""
         known = self.scores.total[~np.isnan(self.scores.total)]
@@ -50,6 +56,12 @@ class Evaluation:
             "eval/reward_std": float(known.std()) if len(known) else float("nan"),
             "eval/num": float(len(self.samples)),
         }
+
+
+def evaluation_sampling(stages: Sequence[Stage], direction: Direction) -> SamplingSettings:
+    """Temperature 1, guided as the last stage of this direction is; the same for the whole run."""
+    guidances = [stage.guidance for stage in stages if stage.direction == direction]
+    return SamplingSettings(guidance=guidances[-1] if guidances else 1.0)
 
 
 def evaluate_policy(

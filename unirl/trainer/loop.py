@@ -26,7 +26,7 @@ from unirl.trainer.alarms import Alarm, AlarmWatch
 from unirl.trainer.algorithms import ALGORITHMS
 from unirl.trainer.collect import make_experience, roll_out, samples_of
 from unirl.trainer.distributed import gather_rows, reduce_metrics
-from unirl.trainer.evaluate import Evaluation, evaluate_policy
+from unirl.trainer.evaluate import Evaluation, evaluate_policy, evaluation_sampling
 from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
 from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
@@ -47,7 +47,6 @@ from unirl.types import (
     Reward,
     Rollout,
     Sample,
-    SamplingSettings,
     Scores,
 )
 
@@ -352,7 +351,7 @@ class Trainer:
                 self.reward,
                 self.judge,
                 engine=self.engine,
-                sampling=self._evaluation_sampling(direction),
+                sampling=evaluation_sampling(self.stages, direction),
                 seed=self.settings.seed,
                 max_words=max(stage.max_words for stage in self.stages),
                 may_stop=self.keeper.may_stop,
@@ -361,11 +360,6 @@ class Trainer:
             accuracies.append(evaluation.accuracy)
         self.position.wall_s += time.perf_counter() - started
         return float(np.mean(accuracies))
-
-    def _evaluation_sampling(self, direction: Direction) -> SamplingSettings:
-        """Temperature 1, guided as the last stage of this direction is; the same for the whole run."""
-        guidances = [stage.guidance for stage in self.stages if stage.direction == direction]
-        return SamplingSettings(guidance=guidances[-1] if guidances else 1.0)
 
     def _record_evaluation(self, name: str, direction: Direction, evaluation: Evaluation) -> None:
         step = self.position.step

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from datapipe import Batch, ImageField, Loader, ingest
 from storage import FeatureStore, View
+from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer, pixels_from_uint8, uint8_from_pixels
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.rewards import train_from_store
 from unirl.rewards.train_preference import reward_version
+from unirl.trainer.clone import HasStore, clone_store
 from unirl.trainer.progress import step_bar
 from unirl.trainer.prompts import (
     CODES_COLUMN,
@@ -30,13 +32,21 @@ from unirl.trainer.prompts import (
     select_prompts,
     select_rows,
 )
-from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
+from unirl.trainer.recipe import Data, Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
 from unirl.trainer.run_directory import new_directory
 from unirl.trainer.sft import SupervisedReport, train_supervised
 from unirl.trainer.tokenizer import TokenizerReport, train_image_tokenizer
 from unirl.types import Prompt
 
-__all__ = ["encode_pictures", "prepare_run", "take_reward", "train_policy", "train_reward", "train_tokenizer"]
+__all__ = [
+    "encode_pictures",
+    "prepare_run",
+    "take_model",
+    "take_reward",
+    "train_policy",
+    "train_reward",
+    "train_tokenizer",
+]
 
 log = logging.getLogger("unirl.trainer.prepare")
 
@@ -44,29 +54,31 @@ log = logging.getLogger("unirl.trainer.prepare")
 def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
     """Make, or find finished, everything that the RL stages of a recipe need under `run`."""
     store, models = run / "store", run / "models"
-    for source in recipe.data.sources(run / "files", seed=seed):
-        report = ingest(source, store, key_prefix=source.stem)
-        log.info(
-            "%s: %d rows added to the store, %d were there", source, report.num_added, report.num_skipped
-        )
+    _fill_store(recipe.data, store, run / "files", seed=seed)
     _once(
         models / "tokenizer",
-        lambda out: train_tokenizer(
-            store, out, where=recipe.tokenizer_rows, training=recipe.tokenizer, seed=seed
+        lambda out: (
+            train_tokenizer(store, out, where=recipe.tokenizer_rows, training=recipe.tokenizer, seed=seed)
+            if recipe.tokenizer.model is None
+            else take_model(Path(recipe.tokenizer.model), out)
         ),
     )
     tokenizer = ImageTokenizer.load(models / "tokenizer")
     encode_pictures(store, tokenizer)
     _once(
         models / "sft",
-        lambda out: train_policy(
-            store,
-            out,
-            tokenizer=tokenizer,
-            captions=recipe.data.captions(),
-            where=recipe.warm_up_rows,
-            training=recipe.sft,
-            seed=seed,
+        lambda out: (
+            train_policy(
+                store,
+                out,
+                tokenizer=tokenizer,
+                captions=recipe.data.captions(),
+                where=recipe.warm_up_rows,
+                training=recipe.sft,
+                seed=seed,
+            )
+            if recipe.sft.model is None
+            else take_model(Path(recipe.sft.model), out)
         ),
     )
     _once(
@@ -79,6 +91,18 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
             else take_reward(Path(recipe.reward.model), out)
         ),
     )
+
+
+def _fill_store(data: Data, store: Path, files: Path, *, seed: int) -> None:
+    """Bring the recipe's data into the run's store: by ingest, or out of a store that is there."""
+    if isinstance(data, HasStore):
+        clone_store(data.store_path(), store)
+        return
+    for source in data.sources(files, seed=seed):
+        report = ingest(source, store, key_prefix=source.stem)
+        log.info(
+            "%s: %d rows added to the store, %d were there", source, report.num_added, report.num_skipped
+        )
 
 
 def train_tokenizer(
@@ -104,35 +128,49 @@ def train_tokenizer(
 def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int = 128) -> None:
     """Add the codes of every picture as a tensor column, for rows that have none yet.
 
-    A run that was killed goes on where it was, and codes of two tokenizers never mix in one column.
+    Rows without a picture, such as those of a list of prompts, get no codes. A run that was killed goes on
+    where it was, and codes of two tokenizers never mix in one column.
     """
     opened = FeatureStore.open(store)
     dtype = np.int16 if tokenizer.num_codes <= 2**15 else np.int32
+    pictures = opened.select("bytes IS NOT NULL").rows
+    has_codes = CODES_COLUMN in opened.tensor_columns
+    if has_codes and opened.tensor(CODES_COLUMN).has(pictures).all():
+        return
+    is_sparse = len(pictures) < len(opened)
 
-    def codes(view: View) -> np.ndarray:
-        field = ImageField(size=(tokenizer.image_size, tokenizer.image_size))
-        loader = Loader(
-            view,
-            batch_size=min(batch_size, len(view)),
-            image=field,
-            columns=(),
-            shuffle=False,
-            drop_last=False,
-        )
-        return np.concatenate(
-            [tokenizer.encode(_pixels(batch.images)).cpu().numpy() for batch in loader]
-        ).astype(dtype)
+    def codes(view: View) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        is_picture = np.isin(view.rows, pictures, assume_unique=True)
+        values = _codes(view[is_picture], tokenizer, dtype, batch_size) if is_picture.any() else empty
+        return (is_picture, values) if is_sparse else values
 
-    if any(CODES_COLUMN not in part.tensors for part in opened.snapshot.parts):
-        opened.add_column(
-            CODES_COLUMN,
-            codes,
-            dtype=dtype,
-            shape=(tokenizer.grid_size**2,),
-            message="image codes",
-            model="image tokenizer",
-            model_hash=tokenizer.weights_hash(),
-        )
+    shape = (tokenizer.grid_size**2,)
+    empty = np.empty((0, *shape), dtype)
+    opened.add_column(
+        CODES_COLUMN,
+        codes,
+        dtype=dtype,
+        shape=shape,
+        message="image codes",
+        sparse=is_sparse,
+        model="image tokenizer",
+        model_hash=tokenizer.weights_hash(),
+    )
+
+
+def _codes(view: View, tokenizer: ImageTokenizer, dtype: type[np.integer], batch_size: int) -> np.ndarray:
+    """Codes (n, rows * columns) of the pictures of a view."""
+    loader = Loader(
+        view,
+        batch_size=min(batch_size, len(view)),
+        image=ImageField(size=(tokenizer.image_size, tokenizer.image_size)),
+        columns=(),
+        shuffle=False,
+        drop_last=False,
+    )
+    return np.concatenate([tokenizer.encode(_pixels(batch.images)).cpu().numpy() for batch in loader]).astype(
+        dtype
+    )
 
 
 def train_policy(
@@ -184,6 +222,18 @@ def train_reward(
         config=training.config,
     )
     log.info("reward model: %.1f%% right on unseen pictures", 100 * report.accuracy)
+
+
+def take_model(model: Path, out: Path) -> None:
+    """Copy an image tokenizer or a policy into the run, so that the run stays whole when the original goes.
+
+    Raises:
+        ConfigError: If there is no model.
+    """
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"{model}: no config.json, so this is no model's folder")
+    shutil.copytree(model, out, dirs_exist_ok=True)
+    log.info("%s: taken from %s", out.name.strip(".").removesuffix(".partial"), model)
 
 
 def take_reward(model: Path, out: Path) -> None:

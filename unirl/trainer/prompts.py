@@ -43,11 +43,11 @@ def select_rows(store: FeatureStore, condition: str) -> View:
 
 
 def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
-    """Turn a batch with pictures, codes and captions into prompts."""
-    if batch.images is None:
+    """Turn a batch with captions into prompts; those to be answered with text need pictures and codes."""
+    if batch.images is None and direction == "text":
         raise ConfigError("prompts need pictures; give the loader an image field")
-    pictures = uint8_from_pixels(batch.images)
-    codes = batch.tensors[CODES_COLUMN].numpy()
+    pictures = None if batch.images is None else uint8_from_pixels(batch.images)
+    codes = batch.tensors[CODES_COLUMN].numpy() if CODES_COLUMN in batch.tensors else None
     context = batch.tensors[CONTEXT_COLUMN].numpy() if CONTEXT_COLUMN in batch.tensors else None
     captions = batch.columns["caption"]
     return [
@@ -55,8 +55,8 @@ def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
             key=key,
             direction=direction,
             caption=caption,
-            codes=codes[i],
-            image=pictures[i],
+            codes=None if codes is None else codes[i],
+            image=None if pictures is None else pictures[i],
             context_codes=None if context is None else context[i],
         )
         for i, (key, caption) in enumerate(zip(batch.keys, captions, strict=True))
@@ -71,7 +71,9 @@ def code_columns(view: View) -> tuple[str, ...]:
 
 def all_prompts(view: View, direction: Direction, *, image_size: int) -> list[Prompt]:
     """Every row of a view as a prompt, in the view's order."""
-    loader = _loader(view, image_size, batch_size=min(len(view), 256), shuffle=False, drop_last=False)
+    loader = _loader(
+        view, direction, image_size, batch_size=min(len(view), 256), shuffle=False, drop_last=False
+    )
     return [prompt for batch in loader for prompt in prompts_from_batch(batch, direction)]
 
 
@@ -91,7 +93,13 @@ class PromptSource:
     ) -> None:
         self._direction = direction
         self._loader = _loader(
-            view, image_size, batch_size=prompts_per_step, seed=seed, rank=rank, world_size=world_size
+            view,
+            direction,
+            image_size,
+            batch_size=prompts_per_step,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
         )
         self._batches: Iterator[Batch] | None = None
 
@@ -115,11 +123,13 @@ class PromptSource:
         self._batches = None
 
 
-def _loader(view: View, image_size: int, **options: Any) -> Loader:
+def _loader(view: View, direction: Direction, image_size: int, **options: Any) -> Loader:
+    """Pictures are left out where they are not needed and some row has none, as in a list of prompts."""
+    is_shown = direction == "text" or view.column("bytes").null_count == 0
     return Loader(
         view,
-        image=ImageField(size=(image_size, image_size)),
-        tensors=code_columns(view),
+        image=ImageField(size=(image_size, image_size)) if is_shown else None,
+        tensors=code_columns(view) if is_shown else (),
         columns=("caption",),
         **options,
     )

@@ -48,6 +48,8 @@ class TokenizerTraining:
     steps: int = 300
     batch_size: int = 32
     learning_rate: float = 3e-3
+    model: str | None = None
+    """Folder of an image tokenizer to take instead of training one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class SupervisedTraining:
     unconditional_fraction: float = 0.0
     """Share of each batch that is drawn without its caption, as guidance needs; see `train_supervised`."""
     learning_rate: float = 5e-3
+    model: str | None = None
+    """Folder of a policy to take instead of warming one up; its codes are those of the run's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import resource
@@ -27,6 +26,7 @@ from unirl.trainer.progress import StepBar, step_bar
 from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
+from unirl.trainer.run_record import recipe_record
 from unirl.trainer.sharding import open_accelerator
 from unirl.trainer.stages import FIRST_EVALUATION, check_stages
 from unirl.types import Direction, Reward
@@ -63,8 +63,8 @@ def run_recipe(
     directory = RunDirectory(run)
     check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)
     if accelerator.is_main_process:
-        directory.check_same(recipe=recipe.name, config=_plain(recipe), seed=seed)
-        directory.record(recipe=recipe.name, config=_plain(recipe), seed=seed, assignments=assignments)
+        directory.check_same(recipe=recipe.name, config=recipe_record(recipe), seed=seed)
+        directory.record(recipe=recipe.name, config=recipe_record(recipe), seed=seed, assignments=assignments)
         prepare_run(recipe, run, seed=seed)
         directory.record_store(run / "store", FeatureStore.open(run / "store").snapshot.id)
     accelerator.wait_for_everyone()
@@ -150,26 +150,6 @@ class _StageBars:
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's settings as JSON values; data is named by its class and has settings of its own."""
-    fields: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    settings: dict[str, Any] = _json_value(recipe.data) if dataclasses.is_dataclass(recipe.data) else {}
-    fields["data"] = {"class": type(recipe.data).__name__, **settings}
-    scoring: dict[str, Any] = _json_value(recipe.scoring) if dataclasses.is_dataclass(recipe.scoring) else {}
-    fields["scoring"] = {"class": type(recipe.scoring).__name__, **scoring}
-    return {name: _json_value(value) for name, value in fields.items()}
-
-
-def _json_value(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_json_value(item) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _json_value(item) for name, item in value.items()}
-    return value
 
 
 def _summary(directory: RunDirectory, recipe: Recipe, *, wall_s: Mapping[str, float]) -> dict[str, Any]:

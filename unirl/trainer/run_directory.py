@@ -16,7 +16,7 @@ from typing import Any
 
 from unirl.errors import ConfigError
 
-__all__ = ["RunDirectory", "new_directory", "write_json"]
+__all__ = ["RunDirectory", "flat_settings", "new_directory", "write_json"]
 
 PACKAGES = ("unirl", "torch", "transformers", "accelerate", "pyarrow", "lmdb", "duckdb", "pillow", "numpy")
 
@@ -66,7 +66,7 @@ class RunDirectory:
             return
         before = self.read()
         now = {"recipe": recipe, "config": json.loads(json.dumps(config)), "seed": seed}
-        found, wanted = _flat({name: before[name] for name in now}), _flat(now)
+        found, wanted = flat_settings({name: before[name] for name in now}), flat_settings(now)
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
                 raise ConfigError(
@@ -143,7 +143,7 @@ class RunDirectory:
         return record
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
+def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
     """Nested mappings and lists as one mapping from dotted names to plain values."""
     items: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
@@ -155,7 +155,7 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     return {
         name: leaf
         for key, child in items
-        for name, leaf in _flat(child, f"{path}.{key}" if path else str(key)).items()
+        for name, leaf in flat_settings(child, f"{path}.{key}" if path else str(key)).items()
     }
 
 

@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_commands_are_named_as_typed() -> None:
-    assert [command.__name__ for command in COMMANDS] == ["ingest", "info", "query", "quarantine"]
+    assert [command.__name__ for command in COMMANDS] == ["ingest", "info", "query", "show", "quarantine"]
 
 
 def test_ingest_and_look(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from unirl.cli.rows import print_rows
 
 
 def printed(table: pa.Table, capsys: pytest.CaptureFixture[str]) -> str:
-    print_rows(table, as_json=False, as_csv=False)
+    print_rows(table, "table")
     return capsys.readouterr().out
 
 

