@@ -13,7 +13,7 @@ from unirl.rewards import Question
 from unirl.rewards.train_preference import reward_version
 from unirl.trainer.prepare import take_reward
 from unirl.trainer.recipe import ModelAlone
-from unirl.trainer.run import _plain
+from unirl.trainer.run_record import recipe_record
 
 
 def test_another_version_is_copied_into_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -35,6 +35,6 @@ def test_a_folder_without_a_reward_is_refused(tmp_path: Path) -> None:
 
 def test_a_recipe_names_its_reward_and_its_scoring() -> None:
     recipe = replace_settings(shapes(seed=0), ["reward.model=reward-2"])
-    plain = _plain(replace(recipe, scoring=ModelAlone()))
+    plain = recipe_record(replace(recipe, scoring=ModelAlone()))
     assert plain["reward"]["model"] == "reward-2"
     assert plain["scoring"] == {"class": "ModelAlone"}
