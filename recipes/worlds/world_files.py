@@ -18,7 +18,7 @@ import logging
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from PIL import Image
 
 from unirl.errors import ConfigError
 
-__all__ = ["Picture", "WorldFiles", "world_files", "write_world"]
+__all__ = ["Picture", "WorldFiles", "make_world", "world_files", "write_world"]
 
 _PARAMETERS = "world.json"
 _logger = logging.getLogger("unirl.recipes.worlds")
@@ -93,21 +93,35 @@ def write_world(
         ConfigError: If `directory` holds something else, or a training split shows what is held out.
     """
     root = Path(directory)
+    make_world(root, lambda out: _write_splits(out, splits, frozenset(held_out)), parameters=parameters)
+    return world_files(root, held_out=held_out)
+
+
+def make_world(root: Path, write: Callable[[Path], None], *, parameters: Mapping[str, object]) -> None:
+    """Let a function fill a new directory, all or nothing; leave one that holds the same world as it is.
+
+    Args:
+        root: Made in one rename, so that a kill never leaves half a world behind.
+        write: Writes the files into the directory that it is given.
+        parameters: Everything that the files depend on, as JSON values.
+
+    Raises:
+        ConfigError: If `root` holds something else.
+    """
     wanted = json.loads(json.dumps({"format": 1, **parameters}))
     if root.exists():
         _check_same_world(root, wanted)
-        return world_files(root, held_out=held_out)
+        return
     root.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
     try:
-        _write_splits(scratch, splits, frozenset(held_out))
+        write(scratch)
         (scratch / _PARAMETERS).write_text(json.dumps(wanted, indent=1) + "\n")
         scratch.chmod(0o755)
         scratch.replace(root)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     _logger.info("wrote the world %s", root)
-    return world_files(root, held_out=held_out)
 
 
 def _check_same_world(root: Path, wanted: Mapping[str, object]) -> None:

@@ -86,7 +86,14 @@ def samples_of(policy: Policy, tokenizer: ImageTokenizer, rollout: Rollout) -> l
         pictures = [_picture(prompt) for prompt in prompts]
         captions = response_texts(policy, rollout)
     return [
-        Sample(key=prompt.key, direction=direction, caption=caption, image=picture, target=prompt.caption)
+        Sample(
+            key=prompt.key,
+            direction=direction,
+            caption=caption,
+            image=picture,
+            target=prompt.caption,
+            clip=_clip(prompt, picture),
+        )
         for prompt, caption, picture in zip(prompts, captions, pictures, strict=True)
     ]
 
@@ -187,6 +194,13 @@ def _length_charge(rollout: Rollout, stage: Stage) -> Tensor | float:
         buffer_length=stage.overlong_buffer,
         factor=stage.overlong_factor,
     )
+
+
+def _clip(prompt: Prompt, picture: np.ndarray) -> np.ndarray | None:
+    """The frames that the prompt shows, and the picture after them."""
+    if prompt.context_images is None or prompt.context_images.shape[1:] != picture.shape:
+        return None
+    return np.concatenate([prompt.context_images, picture[None]])
 
 
 def _picture(prompt: Prompt) -> np.ndarray:

@@ -23,11 +23,13 @@ from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.rewards import train_from_store
 from unirl.rewards.train_preference import reward_version
+from unirl.trainer.clips import add_frames, encode_frames, frame_batches
 from unirl.trainer.clone import HasStore, clone_store
 from unirl.trainer.progress import step_bar
 from unirl.trainer.prompts import (
     CODES_COLUMN,
     CONTEXT_COLUMN,
+    FRAMES_COLUMN,
     code_columns,
     select_prompts,
     select_rows,
@@ -55,6 +57,8 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
     """Make, or find finished, everything that the RL stages of a recipe need under `run`."""
     store, models = run / "store", run / "models"
     _fill_store(recipe.data, store, run / "files", seed=seed)
+    if recipe.clip is not None:
+        add_frames(FeatureStore.open(store), recipe.clip, image_size=recipe.tokenizer.config.image_size)
     _once(
         models / "tokenizer",
         lambda out: (
@@ -81,16 +85,18 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
             else take_model(Path(recipe.sft.model), out)
         ),
     )
-    _once(
-        models / "reward",
-        lambda out: (
-            train_reward(
-                store, out, tokenizer=tokenizer, where=recipe.reward_rows, training=recipe.reward, seed=seed
-            )
-            if recipe.reward.model is None
-            else take_reward(Path(recipe.reward.model), out)
-        ),
-    )
+    reward = recipe.reward
+    if reward is not None:
+        _once(
+            models / "reward",
+            lambda out: (
+                train_reward(
+                    store, out, tokenizer=tokenizer, where=recipe.reward_rows, training=reward, seed=seed
+                )
+                if reward.model is None
+                else take_reward(Path(reward.model), out)
+            ),
+        )
 
 
 def _fill_store(data: Data, store: Path, files: Path, *, seed: int) -> None:
@@ -110,7 +116,10 @@ def train_tokenizer(
 ) -> TokenizerReport:
     """Train an image tokenizer on the pictures of a store and save it."""
     view = select_rows(FeatureStore.open(store), where)
-    batches = (_pixels(batch.images) for batch in _pictures(view, training, seed))
+    if FRAMES_COLUMN in view.store.tensor_columns:
+        batches = frame_batches(view, batch_size=training.batch_size, seed=seed)
+    else:
+        batches = (_pixels(batch.images) for batch in _pictures(view, training, seed))
     with step_bar("image tokenizer", training.steps) as bar:
         tokenizer, report = train_image_tokenizer(
             batches,
@@ -126,12 +135,15 @@ def train_tokenizer(
 
 
 def encode_pictures(store: Path, tokenizer: ImageTokenizer, *, batch_size: int = 128) -> None:
-    """Add the codes of every picture as a tensor column, for rows that have none yet.
+    """Add the codes of every picture, or of every frame of a clip, for rows that have none yet.
 
     Rows without a picture, such as those of a list of prompts, get no codes. A run that was killed goes on
     where it was, and codes of two tokenizers never mix in one column.
     """
     opened = FeatureStore.open(store)
+    if FRAMES_COLUMN in opened.tensor_columns:
+        encode_frames(opened, tokenizer)
+        return
     dtype = np.int16 if tokenizer.num_codes <= 2**15 else np.int32
     pictures = opened.select("bytes IS NOT NULL").rows
     has_codes = CODES_COLUMN in opened.tensor_columns

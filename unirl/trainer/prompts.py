@@ -23,6 +23,8 @@ __all__ = [
 CODES_COLUMN = "image_codes"
 CONTEXT_COLUMN = "context_codes"
 """Optional: codes (N, rows * columns) of the pictures, or the frames of a clip, that a prompt shows first."""
+FRAMES_COLUMN = "frames"
+"""Optional: uint8 (N + 1, H, W, 3), a clip; its last frame is the prompt's picture, the others come first."""
 
 
 def select_prompts(store: FeatureStore, condition: str) -> View:
@@ -44,9 +46,12 @@ def select_rows(store: FeatureStore, condition: str) -> View:
 
 def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
     """Turn a batch with captions into prompts; those to be answered with text need pictures and codes."""
-    if batch.images is None and direction == "text":
-        raise ConfigError("prompts need pictures; give the loader an image field")
+    frames = batch.tensors[FRAMES_COLUMN].numpy() if FRAMES_COLUMN in batch.tensors else None
     pictures = None if batch.images is None else uint8_from_pixels(batch.images)
+    if frames is not None:
+        pictures = frames[:, -1]
+    if pictures is None and direction == "text":
+        raise ConfigError("prompts need pictures; give the loader an image field")
     codes = batch.tensors[CODES_COLUMN].numpy() if CODES_COLUMN in batch.tensors else None
     context = batch.tensors[CONTEXT_COLUMN].numpy() if CONTEXT_COLUMN in batch.tensors else None
     captions = batch.columns["caption"]
@@ -58,6 +63,7 @@ def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
             codes=None if codes is None else codes[i],
             image=None if pictures is None else pictures[i],
             context_codes=None if context is None else context[i],
+            context_images=None if frames is None else frames[i, :-1],
         )
         for i, (key, caption) in enumerate(zip(batch.keys, captions, strict=True))
     ]
@@ -126,10 +132,12 @@ class PromptSource:
 def _loader(view: View, direction: Direction, image_size: int, **options: Any) -> Loader:
     """Pictures are left out where they are not needed and some row has none, as in a list of prompts."""
     is_shown = direction == "text" or view.column("bytes").null_count == 0
+    has_frames = FRAMES_COLUMN in view.store.tensor_columns
+    tensors = code_columns(view) if is_shown else ()
     return Loader(
         view,
-        image=ImageField(size=(image_size, image_size)) if is_shown else None,
-        tensors=code_columns(view) if is_shown else (),
+        image=ImageField(size=(image_size, image_size)) if is_shown and not has_frames else None,
+        tensors=(*tensors, FRAMES_COLUMN) if has_frames else tensors,
         columns=("caption",),
         **options,
     )

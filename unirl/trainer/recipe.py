@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from datapipe import ClipField
 from unirl.policies.image_tokenizer import ImageTokenizerConfig
 from unirl.policies.token_lm import PolicyConfig
 from unirl.rewards import VlmConfig, load_reward
@@ -87,7 +88,7 @@ class Scoring(Protocol):
         """Return the reward.
 
         Args:
-            model: Folder of the run's reward model.
+            model: Folder of the run's reward model; there is none if the recipe has none.
         """
         ...
 
@@ -115,12 +116,15 @@ class Recipe:
     """SQL condition: what the reward model is trained on."""
     evaluation_rows: str
     """SQL condition: held out from all training."""
+    clip: ClipField | None = None
+    """What is read out of the middle of each video, when the rows are videos. Its size is the tokenizer's."""
     num_evaluation_prompts: int = 200
     """How many of them are used, the first in order of their key."""
     stages: tuple[Stage, ...]
     tokenizer: TokenizerTraining = field(default_factory=TokenizerTraining)
     sft: SupervisedTraining = field(default_factory=SupervisedTraining)
-    reward: RewardTraining = field(default_factory=RewardTraining)
+    reward: RewardTraining | None = field(default_factory=RewardTraining)
+    """None has no reward model; `scoring` then makes its reward of something else."""
     scoring: Scoring = field(default_factory=ModelAlone)
     """Makes the reward that the stages are trained on, out of the reward model and whatever else."""
     lora_rank: int = 0

@@ -78,7 +78,8 @@ def run_recipe(
         add_adapters(policy.lm, rank=recipe.lora_rank, seed=seed)
     reward = recipe.scoring.reward(run / "models" / "reward")
     if accelerator.is_main_process:
-        directory.record_reward(version=reward_version(run / "models" / "reward"), identity=_identity(reward))
+        version = 0 if recipe.reward is None else reward_version(run / "models" / "reward")
+        directory.record_reward(version=version, identity=_identity(reward))
     engine = open_engine(recipe.settings.rollout, policy, own_weights=accelerator.is_fsdp2)
     with _StageBars(show=accelerator.is_main_process) as bars, closing(engine):
         trainer = Trainer(
