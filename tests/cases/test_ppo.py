@@ -32,7 +32,8 @@ from unirl.policies.token_lm import PolicyConfig, TokenLM
 from unirl.rollout.engine import RolloutRequest
 from unirl.rollout.native import NativeEngine
 from unirl.trainer.replay import replay_tokens
-from unirl.trainer.stages import RunSettings, Stage, check_stages
+from unirl.trainer.stage_checks import check_stages
+from unirl.trainer.stages import RunSettings, Stage
 from unirl.types import Direction, Prompt, Rollout
 
 TOY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))

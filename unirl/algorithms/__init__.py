@@ -11,6 +11,7 @@ from unirl.algorithms.advantages import (
     rloo_advantages,
 )
 from unirl.algorithms.drpo import drpo_loss
+from unirl.algorithms.entropy import AdaptiveEntropy
 from unirl.algorithms.gae import discounted_returns, gae
 from unirl.algorithms.gspo import gspo_loss
 from unirl.algorithms.importance import truncated_importance_weights
@@ -33,6 +34,7 @@ from unirl.algorithms.value_loss import value_loss
 
 __all__ = [
     "KL_ESTIMATORS",
+    "AdaptiveEntropy",
     "AdaptiveKL",
     "Moments",
     "add_metrics",

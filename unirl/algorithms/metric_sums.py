@@ -6,9 +6,10 @@ A loss returns 0-d tensors by name. The ending of a name says how to combine two
     <prefix>/<name>_sum   sum over valid tokens           add
     <prefix>/<name>_max   largest over valid tokens       take the larger (-inf if there is none)
     <prefix>/<name>_min   smallest over valid tokens      take the smaller (+inf if there is none)
+    <prefix>/<name>_tokens  tokens that <name> was summed over, where they are not all    add
 
 `add_metrics` combines parts; `mean_metrics` turns `<prefix>/<name>_sum` into `<prefix>/<name>`, the mean over
-the `<prefix>/tokens` valid tokens.
+the `<prefix>/tokens` valid tokens, or over its own.
 """
 
 from __future__ import annotations
@@ -67,15 +68,18 @@ def mean_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
     Returns:
         `<prefix>/<name>` for each `_sum`, the mean over valid tokens, NaN if there were none; `_max`, `_min`
-        and `tokens` as they are.
+        and `tokens` as they are; no `_tokens`.
 
     Example: `{"policy/tokens": 4, "policy/clip_fraction_sum": 1}` gives `{"policy/tokens": 4.0,
     "policy/clip_fraction": 0.25}`.
     """
     logged: dict[str, float] = {}
     for name, value in sums.items():
+        if name.endswith("_tokens"):
+            continue
         if name.endswith("_sum"):
-            tokens = float(sums[f"{name.rsplit('/', 1)[0]}/tokens"])
+            own = f"{name.removesuffix('_sum')}_tokens"
+            tokens = float(sums[own if own in sums else f"{name.rsplit('/', 1)[0]}/tokens"])
             logged[name.removesuffix("_sum")] = float(value) / tokens if tokens else math.nan
         else:
             logged[name] = float(value)

@@ -17,6 +17,7 @@ class ValueHead(nn.Module):
 
     def __init__(self, width: int, *, seed: int = 0) -> None:
         super().__init__()
+        self.width = width
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.norm = nn.LayerNorm(width)

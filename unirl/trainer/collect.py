@@ -10,19 +10,19 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from unirl.algorithms import kl_penalty_rewards, overlong_penalty, scored_mask, whiten
+from unirl.algorithms import kl_penalty_rewards, overlong_penalty, scored_mask
 from unirl.errors import ConfigError, RewardError
 from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
 from unirl.policies.policy import Policy, PolicyOutput
 from unirl.rollout.engine import RolloutEngine, RolloutRequest
+from unirl.trainer.advantage_norm import normalize_advantages
 from unirl.trainer.algorithms import ALGORITHMS, Credit, RolledOut, kl_place
-from unirl.trainer.distributed import global_moments
 from unirl.trainer.mismatch import old_logprobs_and_weights
 from unirl.trainer.row_batches import replay_rollouts
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Prompt, Rollout, Sample, SamplingSettings, Scores
 
-__all__ = ["make_experience", "response_texts", "roll_out", "samples_of"]
+__all__ = ["make_experience", "response_texts", "roll_out", "samples_of", "split_scores"]
 
 
 def roll_out(
@@ -98,6 +98,18 @@ def samples_of(policy: Policy, tokenizer: ImageTokenizer, rollout: Rollout) -> l
     ]
 
 
+def split_scores(scores: Scores, samples: Sequence[Sequence[Sample]]) -> list[Scores]:
+    """Cut the scores of all samples into one part for each micro-batch."""
+    ends = np.cumsum([len(part) for part in samples])
+    return [
+        Scores(
+            total=scores.total[end - len(part) : end],
+            components={name: values[end - len(part) : end] for name, values in scores.components.items()},
+        )
+        for end, part in zip(ends, samples, strict=True)
+    ]
+
+
 class _Part(NamedTuple):
     """What is known of one rollout before the moments of all are."""
 
@@ -117,13 +129,14 @@ def make_experience(
     scores: Sequence[Scores],
     stage: Stage,
     *,
-    kl_coef: float,
+    kl_coef: float | None = None,
     micro_batch_tokens: int = 0,
 ) -> tuple[list[Experience], list[PolicyOutput]]:
     """Spread scores over tokens as the stage's algorithm does; moments are those of all ranks.
 
     A response that reached the length limit counts as ended (the limit is part of the task), so nothing is
-    bootstrapped. Rows without a score leave the loss and the statistics. `micro_batch_tokens` is that of
+    bootstrapped. Rows without a score leave the loss and the statistics. `kl_coef` is the weight of a penalty
+    in the reward; None takes the stage's, for each modality. `micro_batch_tokens` is that of
     `replay_rollouts`.
 
     Returns:
@@ -134,7 +147,6 @@ def make_experience(
         RewardError: If no sample of any rank has a score, or their number is not that of the samples.
     """
     algorithm = ALGORITHMS[stage.algorithm]
-    penalty = kl_coef if kl_place(stage) == "reward" else 0.0
     outputs, references = (
         replay_rollouts(accelerator, model, policy, rollouts, stage.sampling, tokens=micro_batch_tokens)
         for model in (policy, reference)
@@ -150,6 +162,8 @@ def make_experience(
         total = total + _length_charge(rollout, stage)
         mask = scored_mask(rollout.response_mask, total)
         old, importance = old_logprobs_and_weights(output, rollout, mask, stage)
+        weight = stage.of(rollout.direction).kl_coef if kl_coef is None else kl_coef
+        penalty = weight if kl_place(stage) == "reward" else 0.0
         rolled_out = RolledOut(
             rewards=kl_penalty_rewards(total, old, ref_logprobs, mask, penalty),
             values=output.values,
@@ -158,13 +172,14 @@ def make_experience(
             group_size=rollout.group_size,
         )
         parts.append(_Part(ref_logprobs, mask, old, importance, algorithm.credit(rolled_out, stage)))
-    moments = global_moments(
+    advantages = normalize_advantages(
         accelerator,
-        torch.cat([part.credit.advantages.flatten() for part in parts])[None],
-        torch.cat([part.mask.flatten() for part in parts])[None],
+        [part.credit.advantages for part in parts],
+        [part.mask for part in parts],
+        [rollout.direction for rollout in rollouts],
+        stage,
+        [rollout.group_size for rollout in rollouts],
     )
-    if not moments.count:
-        raise RewardError("no sample of this step could be scored, so there is nothing to learn from")
     experiences = [
         Experience(
             rollout=rollout,
@@ -174,19 +189,19 @@ def make_experience(
             ref_logprobs=part.ref_logprobs,
             old_values=output.values,
             loss_mask=part.mask,
-            advantages=whiten(part.credit.advantages, part.mask, moments=moments)
-            if algorithm.whitens
-            else part.credit.advantages,
+            advantages=advantage,
             returns=part.credit.returns,
         )
-        for rollout, output, score, part in zip(rollouts, outputs, scores, parts, strict=True)
+        for rollout, output, score, part, advantage in zip(
+            rollouts, outputs, scores, parts, advantages, strict=True
+        )
     ]
     return experiences, outputs
 
 
 def _length_charge(rollout: Rollout, stage: Stage) -> Tensor | float:
     """What is added to the scores (B,) of texts that come near the length limit."""
-    if not stage.overlong_buffer or stage.direction == "image":
+    if not stage.overlong_buffer or rollout.direction == "image":
         return 0.0
     return overlong_penalty(
         rollout.response_mask.sum(dim=1),

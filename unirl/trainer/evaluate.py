@@ -60,7 +60,7 @@ class Evaluation:
 
 def evaluation_sampling(stages: Sequence[Stage], direction: Direction) -> SamplingSettings:
     """Temperature 1, guided as the last stage of this direction is; the same for the whole run."""
-    guidances = [stage.guidance for stage in stages if stage.direction == direction]
+    guidances = [stage.guidance for stage in stages if direction in stage.directions]
     return SamplingSettings(guidance=guidances[-1] if guidances else 1.0)
 
 

@@ -67,7 +67,7 @@ def evaluate_run(
     found: dict[Direction, Evaluation] = {}
     with closing(open_engine(recipe.settings.rollout, policy)) as engine:
         engine.sync(policy, 0)
-        for direction in dict.fromkeys(stage.direction for stage in recipe.stages):
+        for direction in dict.fromkeys(d for stage in recipe.stages for d in stage.directions):
             found[direction] = evaluate_policy(
                 accelerator,
                 policy,

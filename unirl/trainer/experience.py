@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from storage import FeatureStore
+from storage.query import quote
 from unirl.policies.policy import Policy
 from unirl.trainer.collect import response_texts
 from unirl.trainer.evaluate import Evaluation
@@ -44,6 +45,17 @@ class ExperienceLog:
         if self._store.snapshot.id != snapshot_id:
             self._store.restore(snapshot_id, message="resume from a checkpoint")
             self._store = self._store.refresh()
+
+    def success_rates(self, stage: str, *, since_step: int, column: str) -> dict[str, float]:
+        """Mean score of each prompt of a stage, by the prompt's key, over samples of steps after a step."""
+        if not self._store.snapshot.num_rows:
+            return {}
+        found = self._store.query(
+            f"SELECT prompt_key, avg({quote(column)}) AS rate FROM samples WHERE kind = 'train' "
+            f"AND stage = '{stage}' AND step > {int(since_step)} AND NOT isnan({quote(column)}) "
+            "GROUP BY prompt_key ORDER BY prompt_key"
+        ).to_pydict()
+        return dict(zip(found["prompt_key"], found["rate"], strict=True))
 
     def write(self, rows: Sequence[Row], message: str) -> None:
         """Append rows in one commit."""

@@ -15,29 +15,39 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from storage import View
-from unirl.algorithms import AdaptiveKL, add_metrics, learning_rate_factor, mean_metrics
-from unirl.errors import AlarmError, CheckpointError, ConfigError
+from unirl.algorithms import add_metrics, learning_rate_factor, mean_metrics
+from unirl.errors import AlarmError, CheckpointError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.policy import Policy, PolicyOutput
-from unirl.rewards.ensemble import AdaptiveReward
 from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
 from unirl.trainer.alarms import Alarm, AlarmWatch
 from unirl.trainer.algorithms import ALGORITHMS
-from unirl.trainer.collect import make_experience, roll_out, samples_of
+from unirl.trainer.collect import make_experience, roll_out, samples_of, split_scores
 from unirl.trainer.distributed import gather_rows, reduce_metrics
 from unirl.trainer.evaluate import Evaluation, evaluate_policy, evaluation_sampling
 from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
 from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
-from unirl.trainer.prompts import PromptSource
+from unirl.trainer.reference_refresh import (
+    is_refresh_due,
+    load_reference,
+    refresh_reference,
+    require_movable,
+    save_reference,
+)
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.sample_statistics import sample_metrics
 from unirl.trainer.sharding import prepare_policy, reference_on_device
-from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage, check_stages
+from unirl.trainer.stage_checks import check_stages
+from unirl.trainer.stage_rewards import StageRewards
+from unirl.trainer.stage_run import open_stages, start_anew
+from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage
 from unirl.trainer.state_keeper import Position, StateKeeper
 from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics, tokens_per_s
+from unirl.trainer.stopping import StageEnd
+from unirl.trainer.true_responses import TrueResponses
 from unirl.trainer.update import update_policy
 from unirl.types import (
     Direction,
@@ -47,14 +57,11 @@ from unirl.types import (
     Reward,
     Rollout,
     Sample,
-    Scores,
 )
 
 __all__ = ["Progress", "StopAsked", "Trainer"]
 
 log = logging.getLogger("unirl.trainer")
-
-OTHER: Mapping[Direction, Direction] = {"text": "image", "image": "text"}
 
 Progress = Callable[[str, int, int, Mapping[str, float]], None]
 """Called after each step with the stage's name, steps done in it, its number of steps, and the metrics."""
@@ -77,6 +84,7 @@ class Trainer:
         tokenizer: ImageTokenizer,
         reward: Reward,
         judge: Judge,
+        stage_rewards: Mapping[str, Reward] | None = None,
         prompts: Mapping[str, View],
         warm_up: View | None = None,
         evaluation_prompts: Mapping[Direction, Sequence[Prompt]],
@@ -94,7 +102,8 @@ class Trainer:
             policy: Trained in place; as it is now, it also becomes the frozen reference. With LoRA adapters
                 only these are trained, and the reference is the policy without them.
             tokenizer: Turns codes into the pictures that are scored.
-            reward: Trained on.
+            reward: Trained on, where a stage has none of its own.
+            stage_rewards: Rewards of stages that have their own, by the stage's name.
             judge: Only watched.
             prompts: The rows that each stage trains on, by the stage's name.
             warm_up: The rows that the policy was warmed up on, for replay.
@@ -111,20 +120,25 @@ class Trainer:
             num_prompts={name: len(view) for name, view in prompts.items()},
         )
         self.run_directory, self.stages, self.settings = run, stages, settings
-        self.tokenizer, self.reward, self.judge = tokenizer, reward, judge
+        self.tokenizer, self.judge = tokenizer, judge
+        self.rewards = StageRewards(reward, stage_rewards or {}, stages)
         self.evaluation_prompts, self.accelerator, self.on_step = evaluation_prompts, accelerator, on_step
         self.policy = policy
         policy.logits_chunk = settings.logits_chunk
+        require_movable(policy, stages)
         self.engine: RolloutEngine = engine or NativeEngine(policy, own_weights=accelerator.is_fsdp2)
         self.model, self.optimizer, self.reference = prepare_policy(
             accelerator, settings.distribution, policy
         )
         self.position = Position()
-        self.kl = [self._kl_controller(stage) for stage in stages]
-        self.sources = [
-            self._source(prompts[stage.name], stage.direction, stage.prompts_per_step) for stage in stages
-        ]
-        self.replays = [self._replay(warm_up, stage) for stage in stages]
+        self.runs = open_stages(
+            stages,
+            settings,
+            prompts,
+            warm_up,
+            image_size=tokenizer.image_size,
+            accelerator=accelerator,
+        )
         self.stop = stop or StopRequest(grace_s=settings.stop_grace_s)
         self.experience = self.metrics = None
         self.watch = AlarmWatch(settings.alarms)
@@ -143,7 +157,7 @@ class Trainer:
         if state is not None:
             self._restore(state)
         if accelerator.is_main_process:
-            length = max(policy.max_response_length(s.direction, s.max_words) for s in stages)
+            length = max(policy.max_response_length(d, s.max_words) for s in stages for d in s.directions)
             self.experience = ExperienceLog(run.experience, length=length)
             self.experience.restore(0 if state is None else state["experience_snapshot"])
             self.metrics = MetricsLog(
@@ -169,8 +183,8 @@ class Trainer:
                 if why is None:
                     raise StopAsked(f"{place} saved in {self.run_directory.checkpoints}") from None
                 raise StopAsked(f"{place} not saved: {why}") from None
-        for source in self._all_sources():
-            source.close()
+        for run in self.runs:
+            run.close()
         if self.metrics is not None:
             self.metrics.close()
 
@@ -194,6 +208,7 @@ class Trainer:
         self.position.step += 1
         self.position.stage_step += 1
         self.position.is_evaluation_due = True
+        self.runs[self.position.stage].stopping.see_step(metrics["kl/reference"])
         metrics |= {"time/step_s": elapsed, "memory/rss_bytes": float(psutil.Process().memory_info().rss)}
         labels = {"stage": stage.name, "direction": stage.direction, "kind": "train"}
         self._log(labels, metrics)
@@ -201,16 +216,17 @@ class Trainer:
 
     def _step(self, stage: Stage) -> dict[str, float]:
         """One rollout and one update phase; returns the metrics over all ranks."""
-        controller = self.kl[self.position.stage]
-        times: dict[str, float] = {}
-        self._set_learning_rates(stage)
+        run, times = self.runs[self.position.stage], dict[str, float]()
+        critic_only = run.is_critic_only(self.position.stage_step)
+        self._begin_step(stage)
         with clock(times, "sync_s"):
             self.engine.sync(self.policy, self.position.step)
         with self.keeper.may_stop(), clock(times, "rollout_s"):
             rollouts, samples = self._roll_out(stage)
         with self.keeper.may_stop(), clock(times, "reward_s"):
-            scores = _split(self.reward.score([s for part in samples for s in part]), samples)
-        self._adapt_reward(scores)
+            scored = self.rewards.of(stage).score([s for part in samples for s in part])
+            scores = split_scores(scored, samples)
+        self.rewards.adapt(self.accelerator, stage, scores)
         with (
             clock(times, "experience_s"),
             reference_on_device(self.accelerator, self.settings.distribution, self.reference),
@@ -221,24 +237,23 @@ class Trainer:
                 self.reference,
                 rollouts,
                 scores,
-                stage,
-                kl_coef=controller.value,
+                run.coefficients.before_rollout(),
                 micro_batch_tokens=self.settings.micro_batch_tokens,
             )
             seen = self._look(stage, experiences, outputs)
         with self.keeper.may_stop():
             """A request that came meanwhile is honoured before the weights change."""
         with clock(times, "update_s"):
-            replay = self.replays[self.position.stage]
+            now = run.coefficients.before_update(seen)
             updated = update_policy(
                 self.accelerator,
                 self.model,
                 self.optimizer,
                 experiences,
-                stage,
-                kl_coef=controller.value,
-                replay=replay.next() if replay else (),
+                now,
+                replay=run.next_replay(),
                 micro_batch_tokens=self.settings.micro_batch_tokens,
+                critic_only=critic_only,
             )
         with clock(times, "log_s"):
             rows = self._remember(stage, experiences, samples)
@@ -248,24 +263,53 @@ class Trainer:
         metrics |= row_metrics(rows) | sample_metrics(rows)
         metrics |= {f"time/{name}": value for name, value in times.items()}
         metrics["time/rollout_tokens_per_s"] = tokens_per_s(experiences)
-        metrics["kl/coef"] = controller.value
-        if stage.kl_target is not None:
-            self.kl[self.position.stage] = controller.update(metrics["kl/reference"], stage.samples_per_step)
+        metrics |= run.coefficients.metrics(now)
+        if stage.success_window is not None:
+            metrics["curriculum/kept_fraction"] = run.curriculum.kept_fraction
+        if not critic_only:
+            run.coefficients.adapt(seen)
         return metrics
+
+    def _begin_step(self, stage: Stage) -> None:
+        """Learning rates, what the stage does not carry over, and the reference where it is to move."""
+        step, stage_step = self.position.step, self.position.stage_step
+        self._set_learning_rates(stage)
+        self.runs[self.position.stage].choose_prompts(
+            self.accelerator, self.experience, step=step, stage_step=stage_step
+        )
+        if stage_step == 0 and self.position.stage > 0:
+            start_anew(self.policy, self.optimizer.optimizer, stage)
+        if is_refresh_due(stage, stage_step=stage_step, is_first_stage=self.position.stage == 0):
+            refresh_reference(self.reference, self.policy)
+            self.position.reference_step = step
+            settings = self.settings
+            save_reference(
+                self.run_directory.references,
+                self.reference,
+                step=step,
+                oldest=step - settings.checkpoint_every * (settings.keep_checkpoints + 1),
+                is_main=self.accelerator.is_main_process,
+            )
 
     def _roll_out(self, stage: Stage) -> tuple[list[Rollout], list[list[Sample]]]:
         """This rank's share of the next prompts, sampled from and turned into what a reward sees."""
-        prompts = self.sources[self.position.stage].next()
+        run, size = self.runs[self.position.stage], self.settings.micro_prompts
+        prompts = run.next_prompts(self.position.stage_step)
         step, first = self.position.step + 1, self._first_prompt(len(prompts))
-        rollouts = roll_out(
-            self.engine,
-            prompts,
-            group_size=stage.group_size,
-            length=self.policy.max_response_length(stage.direction, stage.max_words),
-            sampling=stage.sampling,
-            seeds=[(self.settings.seed, step, first + i) for i in range(len(prompts))],
-            micro_prompts=self.settings.micro_prompts,
-        )
+        from_data = run.is_critic_only(self.position.stage_step) and stage.critic_warmup_from == "data"
+        rollouts = [
+            rollout
+            for start in range(0, len(prompts), size)
+            for rollout in roll_out(
+                TrueResponses(self.policy) if from_data else self.engine,
+                prompts[start : start + size],
+                group_size=stage.group_size,
+                length=self.policy.max_response_length(prompts[start].direction, stage.max_words),
+                sampling=stage.sampling,
+                seeds=[(self.settings.seed, step, first + start + i) for i in range(size)],
+                micro_prompts=size,
+            )
+        ]
         return rollouts, [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
 
     def _look(
@@ -274,7 +318,7 @@ class Trainer:
         """Metric sums before the update, over all ranks; refuses to train on another policy's samples."""
         parts = [rollout_metrics(*part, stage) for part in zip(experiences, outputs, strict=True)]
         seen = reduce_metrics(self.accelerator, add_metrics(parts))
-        if self.position.stage_step == 0:
+        if self.position.stage_step in (0, stage.critic_warmup_steps):
             require_agreement(
                 seen,
                 place=f"stage {stage.name}, first step",
@@ -310,16 +354,20 @@ class Trainer:
         done, every = self.position.stage_step, self.settings.evaluate_every
         self.keeper.mark()
         self.keeper.look()
-        is_last = done == stage.steps
-        judge = None
-        if is_last or (every and done % every == 0):
-            judge = self._evaluate(stage.name)
-        if is_last:
+        stopping, judged = self.runs[self.position.stage].stopping, dict[Direction, float]()
+        if every and done % every == 0:
+            judged = self._evaluate(stage.name)
+            stopping.see_judge([judged[d] for d in stage.directions if d in judged])
+        end = stopping.end(done)
+        if end is not None:
+            judged = judged or self._evaluate(stage.name)
+            self._log_end(stage, end)
             self.position.stage, self.position.stage_step = self.position.stage + 1, 0
         self.position.is_evaluation_due = False
         self.keeper.mark()
         alarms = self._alarms_that_stop()
-        if self.keeper.is_due(self.position.step) or alarms or is_last:
+        if self.keeper.is_due(self.position.step) or alarms or end is not None:
+            judge = float(np.mean(list(judged.values()))) if judged else None
             self.keeper.save(step=self.position.step, judge=judge)
         if self.keeper.is_stop_asked():
             raise Interrupted
@@ -337,18 +385,18 @@ class Trainer:
         raised = [alarm.message for alarm in self.watch.raised if alarm.step == self.position.step]
         return list(gather_rows(self.accelerator, raised))
 
-    def _evaluate(self, name: str) -> float:
-        """Judge both directions on the held-out prompts; returns the mean of what the judge accepts."""
+    def _evaluate(self, name: str) -> dict[Direction, float]:
+        """Judge both directions on the held-out prompts; return the share that the judge accepts."""
+        judged: dict[Direction, float] = {}
         started = time.perf_counter()
         self.engine.sync(self.policy, self.position.step)
-        accuracies = []
         for direction, prompts in self.evaluation_prompts.items():
             evaluation = evaluate_policy(
                 self.accelerator,
                 self.policy,
                 self.tokenizer,
                 prompts,
-                self.reward,
+                self.rewards.of_direction(direction),
                 self.judge,
                 engine=self.engine,
                 sampling=evaluation_sampling(self.stages, direction),
@@ -357,9 +405,9 @@ class Trainer:
                 may_stop=self.keeper.may_stop,
             )
             self._record_evaluation(name, direction, evaluation)
-            accuracies.append(evaluation.accuracy)
+            judged[direction] = evaluation.accuracy
         self.position.wall_s += time.perf_counter() - started
-        return float(np.mean(accuracies))
+        return judged
 
     def _record_evaluation(self, name: str, direction: Direction, evaluation: Evaluation) -> None:
         step = self.position.step
@@ -387,6 +435,14 @@ class Trainer:
             words = {"alarm": alarm.name, "message": alarm.message}
             self.metrics.write(self.position.step, {**about, **words, **place}, alarm.evidence)
 
+    def _log_end(self, stage: Stage, end: StageEnd) -> None:
+        """Say why a stage ended, and write it down where it was not for its number of steps."""
+        log.info("stage %s ends after step %d: %s", stage.name, self.position.stage_step, end.message)
+        if end.reason == "steps":
+            return
+        about = {"stage": stage.name, "direction": stage.direction, "kind": "end"}
+        self._log({**about, "reason": end.reason, "message": end.message}, {})
+
     def _set_learning_rates(self, stage: Stage) -> None:
         factor = learning_rate_factor(
             self.position.stage_step,
@@ -397,30 +453,23 @@ class Trainer:
         for group, rate in zip(self.optimizer.param_groups, (stage.learning_rate, critic_rate), strict=True):
             group["lr"] = factor * rate
 
-    def _adapt_reward(self, scores: Sequence[Scores]) -> None:
-        """Let a reward with running statistics see the step's scores of all ranks."""
-        if isinstance(self.reward, AdaptiveReward):
-            for part in gather_rows(self.accelerator, scores):
-                self.reward.adapt(part)
-
     def _state(self) -> dict[str, Any]:
         """Everything but weights, optimizer and generators, as JSON values."""
         return {
             "position": asdict(self.position),
-            "kl": [asdict(controller) for controller in self.kl],
-            "sources": [source.state_dict() for source in self._all_sources()],
+            "stages": [run.state_dict() for run in self.runs],
             "experience_snapshot": self.experience.snapshot_id if self.experience else None,
             "metrics_lines": self.metrics.num_lines if self.metrics else None,
-            "reward": self.reward.state_dict() if isinstance(self.reward, AdaptiveReward) else {},
+            "reward": self.rewards.state_dict(),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.position = Position(**state["position"])
-        self.kl = [AdaptiveKL(**controller) for controller in state["kl"]]
-        for source, cursor in zip(self._all_sources(), state["sources"], strict=True):
-            source.load_state_dict(cursor)
-        if isinstance(self.reward, AdaptiveReward):
-            self.reward.load_state_dict(state["reward"])
+        for run, kept in zip(self.runs, state["stages"], strict=True):
+            run.load_state_dict(kept)
+        if self.position.reference_step:
+            load_reference(self.run_directory.references, self.reference, step=self.position.reference_step)
+        self.rewards.load_state_dict(state["reward"])
 
     def _tell_unsaved(self, error: CheckpointError) -> None:
         """Training goes on without the checkpoint, and says so."""
@@ -435,39 +484,3 @@ class Trainer:
                 message=message,
             )
         )
-
-    def _kl_controller(self, stage: Stage) -> AdaptiveKL:
-        return AdaptiveKL(value=stage.kl_coef, target=stage.kl_target or 1.0, horizon=stage.kl_horizon)
-
-    def _replay(self, warm_up: View | None, stage: Stage) -> PromptSource | None:
-        if not stage.replay_prompts:
-            return None
-        if warm_up is None:
-            raise ConfigError(f"stage {stage.name}: replay_prompts needs the rows of the warm-up, found none")
-        return self._source(warm_up, OTHER[stage.direction], stage.replay_prompts)
-
-    def _all_sources(self) -> list[PromptSource]:
-        return [*self.sources, *(replay for replay in self.replays if replay is not None)]
-
-    def _source(self, view: View, direction: Direction, prompts_per_step: int) -> PromptSource:
-        return PromptSource(
-            view,
-            direction,
-            image_size=self.tokenizer.image_size,
-            prompts_per_step=prompts_per_step,
-            seed=self.settings.seed,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-        )
-
-
-def _split(scores: Scores, samples: Sequence[Sequence[Sample]]) -> list[Scores]:
-    """Cut the scores of all samples into one part for each micro-batch."""
-    ends = np.cumsum([len(part) for part in samples])
-    return [
-        Scores(
-            total=scores.total[end - len(part) : end],
-            components={name: values[end - len(part) : end] for name, values in scores.components.items()},
-        )
-        for end, part in zip(ends, samples, strict=True)
-    ]

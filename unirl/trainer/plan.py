@@ -23,7 +23,8 @@ from unirl.trainer.memory_estimate import ModelShape, estimate_memory, lora_para
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.run_record import recipe_record
-from unirl.trainer.stages import Stage, check_stages
+from unirl.trainer.stage_checks import check_stages
+from unirl.trainer.stages import Stage
 
 __all__ = ["PARTS", "RunPlan", "StagePlan", "plan_run"]
 
@@ -220,7 +221,7 @@ def _check_captions(
     num_words = len(vocabulary.words(longest))
     picture = vocabulary.grid.response_length + SPECIALS_AROUND_PICTURE
     for stage in recipe.stages:
-        words = num_words if stage.direction == "image" else stage.max_words + 1
+        words = max(num_words if d == "image" else stage.max_words + 1 for d in stage.directions)
         needed = 1 + picture + words
         if needed > positions:
             problems.append(
@@ -241,7 +242,7 @@ def _check_captions(
             "the recipe's captions() must hold every word"
         )
     for stage in recipe.stages:
-        if stage.direction == "text" and num_words > stage.max_words:
+        if "text" in stage.directions and num_words > stage.max_words:
             notes.append(
                 f"stage {stage.name}: the longest caption has {num_words} words, answers are cut at "
                 f"max_words {stage.max_words}"
@@ -270,12 +271,13 @@ def _memory(recipe: Recipe, policy: Policy, store: FeatureStore | None, world_si
             stage_plan(
                 stage,
                 recipe.settings,
-                prompt_length=1 + (longest + 1 if stage.direction == "image" else picture),
-                response_length=policy.max_response_length(stage.direction, stage.max_words),
+                prompt_length=1 + (longest + 1 if direction == "image" else picture),
+                response_length=policy.max_response_length(direction, stage.max_words),
                 trained_parameters=lora_parameters(shape, recipe.lora_rank) if recipe.lora_rank else None,
             ),
         )
         for stage in recipe.stages
+        for direction in stage.directions
     ]
     return max(estimates, key=lambda estimate: estimate.peak).parts() if estimates else {}
 
@@ -298,7 +300,7 @@ def _stage_plan(
         optimizer_steps=stage.steps * stage.epochs * stage.updates_per_step,
         max_response_tokens=stage.max_words + 1
         if policy is None
-        else policy.max_response_length(stage.direction, stage.max_words),
+        else max(policy.max_response_length(d, stage.max_words) for d in stage.directions),
         learning_rate=stage.learning_rate,
     )
 

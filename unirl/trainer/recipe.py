@@ -10,9 +10,10 @@ from typing import Protocol
 from datapipe import ClipField
 from unirl.policies.image_tokenizer import ImageTokenizerConfig
 from unirl.policies.token_lm import PolicyConfig
-from unirl.rewards import VlmConfig, load_reward
+from unirl.rewards import VlmConfig
+from unirl.trainer.scoring import ModelAlone, Scoring
 from unirl.trainer.stages import RunSettings, Stage
-from unirl.types import Judge, Reward
+from unirl.types import Judge
 
 __all__ = [
     "Data",
@@ -79,27 +80,6 @@ class RewardTraining:
     learning_rate: float = 5e-3
     model: str | None = None
     """Folder of a reward model to take instead of training one, such as the next version of a run's own."""
-
-
-class Scoring(Protocol):
-    """Which rewards a run is trained on. A frozen dataclass, so that the run's record names its settings."""
-
-    def reward(self, model: Path) -> Reward:
-        """Return the reward.
-
-        Args:
-            model: Folder of the run's reward model; there is none if the recipe has none.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelAlone:
-    """The run's reward model and nothing else."""
-
-    def reward(self, model: Path) -> Reward:
-        """Read it."""
-        return load_reward(model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

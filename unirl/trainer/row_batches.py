@@ -167,7 +167,7 @@ def replay_rollouts(
     Args:
         accelerator: With a budget, all of its ranks make the same number of forward passes.
         model, policy, sampling: See `replay_tokens`.
-        rollouts: Of one direction.
+        rollouts: This rank's.
         tokens: Of a micro-batch, padding included; 0 runs each rollout as it is.
 
     Returns:
@@ -175,6 +175,17 @@ def replay_rollouts(
     """
     if not tokens:
         return [replay_tokens(model, policy, rollout, sampling) for rollout in rollouts]
+    if len({rollout.direction for rollout in rollouts}) > 1:
+        outputs: dict[int, PolicyOutput] = {}
+        for direction in sorted({rollout.direction for rollout in rollouts}):
+            places = [i for i, rollout in enumerate(rollouts) if rollout.direction == direction]
+            own = [rollouts[i] for i in places]
+            outputs |= zip(
+                places,
+                replay_rollouts(accelerator, model, policy, own, sampling, tokens=tokens),
+                strict=True,
+            )
+        return [outputs[i] for i in range(len(rollouts))]
     whole = join_rollouts(rollouts)
     lengths = row_lengths(whole)
     most = max(gather_rows(accelerator, [len(pack_rows(lengths, tokens))]))
@@ -256,10 +267,9 @@ def _each_tensor(
             continue
         if isinstance(value, Tensor):
             changed[field.name] = change(field.name, value)
-        elif isinstance(value, Rollout):
-            changed[field.name] = _each_tensor(value, change)
-        elif isinstance(value, TokenOrigin):
-            changed[field.name] = _each_tensor(value, change)
+        elif isinstance(value, (Rollout, TokenOrigin)):
+            nested: Any = value
+            changed[field.name] = _each_tensor(nested, change)
     return dataclasses.replace(record, **changed)
 
 

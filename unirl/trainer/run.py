@@ -28,7 +28,8 @@ from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
 from unirl.trainer.run_record import recipe_record
 from unirl.trainer.sharding import open_accelerator
-from unirl.trainer.stages import FIRST_EVALUATION, check_stages
+from unirl.trainer.stage_checks import check_stages
+from unirl.trainer.stages import FIRST_EVALUATION
 from unirl.types import Direction, Reward
 
 __all__ = ["run_recipe"]
@@ -71,12 +72,13 @@ def run_recipe(
     store = FeatureStore.open(run / "store", snapshot=directory.snapshot())
     tokenizer = ImageTokenizer.load(run / "models" / "tokenizer")
     evaluation = select_prompts(store, recipe.evaluation_rows)[: recipe.num_evaluation_prompts]
-    directions: list[Direction] = list(dict.fromkeys(stage.direction for stage in recipe.stages))
+    directions: list[Direction] = list(dict.fromkeys(d for stage in recipe.stages for d in stage.directions))
     prepared_s = time.perf_counter() - started
     policy = load_policy(run / "models" / "sft")
     if recipe.lora_rank:
         add_adapters(policy.lm, rank=recipe.lora_rank, seed=seed)
     reward = recipe.scoring.reward(run / "models" / "reward")
+    own = {stage.name: stage.scoring for stage in recipe.stages if stage.scoring is not None}
     if accelerator.is_main_process:
         version = 0 if recipe.reward is None else reward_version(run / "models" / "reward")
         directory.record_reward(version=version, identity=_identity(reward))
@@ -90,6 +92,7 @@ def run_recipe(
             engine=engine,
             tokenizer=tokenizer,
             reward=reward,
+            stage_rewards={name: scoring.reward(run / "models" / "reward") for name, scoring in own.items()},
             judge=recipe.data.judge(seed=seed),
             warm_up=select_prompts(store, recipe.warm_up_rows),
             prompts={stage.name: select_prompts(store, stage.prompts) for stage in recipe.stages},
@@ -160,20 +163,20 @@ def _summary(directory: RunDirectory, recipe: Recipe, *, wall_s: Mapping[str, fl
     before, runs = FIRST_EVALUATION, []
     for stage in recipe.stages:
         steps = [line for line in lines if line["kind"] == "train" and line["stage"] == stage.name]
-        first, last = evaluations[(before, stage.direction)], evaluations[(stage.name, stage.direction)]
-        runs.append(
+        runs += [
             {
                 "stage": stage.name,
-                "direction": stage.direction,
+                "direction": direction,
                 "seed": recipe.settings.seed,
-                "judge_before": first["eval/judge"],
-                "judge_after": last["eval/judge"],
-                "reward_before": first["eval/reward"],
-                "reward_after": last["eval/reward"],
+                "judge_before": evaluations[(before, direction)]["eval/judge"],
+                "judge_after": evaluations[(stage.name, direction)]["eval/judge"],
+                "reward_before": evaluations[(before, direction)]["eval/reward"],
+                "reward_after": evaluations[(stage.name, direction)]["eval/reward"],
                 "steps": len(steps),
                 "wall_s": round(sum(line["time/step_s"] for line in steps), 2),
             }
-        )
+            for direction in stage.directions
+        ]
         before = stage.name
     return {
         "recipe": recipe.name,

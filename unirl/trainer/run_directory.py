@@ -48,13 +48,14 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 class RunDirectory:
-    """`runs/NAME`: `run.json`, `metrics.jsonl`, `checkpoints/`, `experience/`, `tensorboard/`."""
+    """`runs/NAME`: `run.json`, `metrics.jsonl`, and the folders of checkpoints, references, experience."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record_path = path / "run.json"
         self.checkpoints = path / "checkpoints"
         self.experience = path / "experience"
+        self.references = path / "references"
 
     def check_same(self, *, recipe: str, config: Mapping[str, Any], seed: int) -> None:
         """Check that a run that is here already has the same settings.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unirl.trainer.recipe import Recipe
+from unirl.trainer.stages import Stage
 
 __all__ = ["recipe_record"]
 
@@ -23,7 +24,10 @@ def recipe_record(recipe: Recipe) -> dict[str, Any]:
 
 def _json_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        plain = {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        if isinstance(value, Stage) and value.scoring is not None:
+            plain["scoring"] = {"class": type(value.scoring).__name__, **plain["scoring"]}
+        return plain
     if isinstance(value, (tuple, list)):
         return [_json_value(item) for item in value]
     if isinstance(value, Mapping):

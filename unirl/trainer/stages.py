@@ -2,99 +2,95 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from unirl.algorithms import KL_ESTIMATORS, sampling_errors
-from unirl.config import nearest
-from unirl.errors import ConfigError
 from unirl.trainer.alarms import AlarmSettings
-from unirl.trainer.distribution import Distribution, wrong_distribution
-from unirl.types import Direction, SamplingSettings
+from unirl.trainer.distribution import Distribution
+from unirl.trainer.scoring import Scoring
+from unirl.types import MODALITIES, Direction, SamplingSettings
 
-__all__ = ["FIRST_EVALUATION", "AlgorithmName", "RunSettings", "Stage", "check_stages"]
+__all__ = [
+    "FIRST_EVALUATION",
+    "AlgorithmName",
+    "Carried",
+    "Lesson",
+    "ModalitySettings",
+    "RunSettings",
+    "Stage",
+]
 
 AlgorithmName = Literal[
     "ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "dapo", "gspo", "drpo"
 ]
 """`unirl.trainer.algorithms.ALGORITHMS` says what each is made of."""
 
-NEED_GROUPS: tuple[AlgorithmName, ...] = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "reinforce_pp_baseline",
-    "dapo",
-    "gspo",
-    "drpo",
-)
-"""Compare a sample with the others of its prompt, so that a group of one teaches nothing."""
-
 FIRST_EVALUATION = "start"
 """What the evaluation before the first stage is called where the others have their stage's name."""
 
-NAME = re.compile(r"[\w-]+")
 
-RANGES: Mapping[str, Callable[[float], bool]] = {
-    "1 or more": lambda value: value >= 1,
-    "0 or more": lambda value: 0 <= value < math.inf,
-    "above 0": lambda value: 0 < value < math.inf,
-    "above 1": lambda value: 1 < value < math.inf,
-    "from 0 to 1": lambda value: 0 <= value <= 1,
-}
-STAGE_RANGES = {
-    "1 or more": (
-        "steps",
-        "prompts_per_step",
-        "group_size",
-        "max_words",
-        "updates_per_step",
-        "epochs",
-        "importance_limit",
-    ),
-    "0 or more": (
-        "critic_learning_rate",
-        "warmup_steps",
-        "clip_low",
-        "clip_high",
-        "entropy_coef",
-        "replay_prompts",
-        "replay_coef",
-        "kl_coef",
-        "overlong_buffer",
-        "overlong_factor",
-    ),
-    "above 0": (
-        "learning_rate",
-        "max_grad_norm",
-        "value_clip",
-        "kl_target",
-        "kl_horizon",
-        "drpo_epsilon",
-    ),
-    "above 1": ("dual_clip",),
-    "from 0 to 1": ("gamma", "lam"),
-}
-SETTINGS_RANGES = {
-    "1 or more": ("micro_prompts", "checkpoint_every", "keep_checkpoints"),
-    "0 or more": ("seed", "evaluate_every", "micro_batch_tokens", "logits_chunk", "checkpoint_every_s"),
-    "above 0": ("max_logprob_gap", "stop_grace_s"),
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """Other prompts from some step of a stage on."""
+
+    from_step: int
+    """Steps of the stage that are done before it, 1 or more."""
+    prompts: str
+    """SQL condition that picks the prompts from there on."""
+
+
+Carried = Literal["optimizer", "critic", "reference"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModalitySettings:
+    """Coefficients for the tokens of one modality. None takes the stage's own."""
+
+    loss_weight: float = 1.0
+    """Of all that these tokens add to the loss, each modality divided by its own number of tokens."""
+    kl_coef: float | None = None
+    kl_target: float | None = None
+    entropy_coef: float | None = None
+    entropy_target: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """RL in one direction on one set of prompts. Weights, optimizer and critic carry over to the next."""
+    """RL on one set of prompts, in one direction or in both."""
 
     name: str
-    direction: Direction
+    direction: Direction | Literal["both"]
+    """What the policy writes. "both": of the prompts of a step one half is answered with text, the other with
+    pictures, `micro_prompts` in turn, and one update learns from both."""
     prompts: str
     """SQL condition that picks the prompts from the data store."""
     steps: int
     """Rollouts, each followed by one update phase."""
+    kl_budget: float | None = None
+    """Divergence from the reference, nats a token, at which the stage ends early. None lets it go on."""
+    plateau_evaluations: int = 0
+    """Evaluations in a row without a better judge after which the stage ends early; 0 lets it go on. Set
+    `evaluate_every` of the run."""
+    plateau_gain: float = 0.0
+    """Share of accepted samples by which the judge must rise to count as better."""
+    scoring: Scoring | None = None
+    """Makes the reward of this stage. None takes the recipe's."""
+    curriculum: tuple[Lesson, ...] = ()
+    """Prompts of later steps, in the order of their steps."""
+    success_window: tuple[float, float] | None = None
+    """Lowest and highest success rate, the mean of a prompt's scores, at which it is still drawn: what is
+    solved or out of reach rests. Prompts that were never tried are drawn too. None draws from all."""
+    success_every: int = 10
+    """Steps after which rates are looked at again."""
+    success_steps: int = 50
+    """Last steps whose samples count in a rate; a prompt without one is drawn again."""
+    success_of: str = "reward"
+    """Column of the experience that is the success: "reward", or "reward/COMPONENT"."""
+    carry: tuple[Carried, ...] = get_args(Carried)
+    """What goes on from the stage before, besides the weights. What is not named starts anew: the optimizer's
+    moments, the critic, and the reference, which becomes the policy as it is when the stage starts."""
+    text: ModalitySettings = field(default_factory=ModalitySettings)
+    image: ModalitySettings = field(default_factory=ModalitySettings)
 
     prompts_per_step: int = 16
     """P, over all ranks."""
@@ -136,7 +132,21 @@ class Stage:
     """Shift of probability at which drpo stops pushing."""
     value_clip: float = 0.2
     """In reward units."""
+    advantage_norm: Literal["batch", "modality", "group", "none"] | None = None
+    """Over what token advantages are shifted to mean 0 and scaled to deviation 1: the step, the step's tokens
+    of one modality, or the samples of one prompt. None leaves it to the algorithm: the step, or nothing."""
+    critic_warmup_steps: int = 0
+    """First steps of the stage in which the critic alone learns and the policy stays as it is."""
+    critic_warmup_from: Literal["rollouts", "data"] = "rollouts"
+    """What it learns from there: samples of the policy, or the true responses of the stage's prompts, scored
+    like samples."""
     entropy_coef: float = 0.0
+    """Weight of the mean entropy of a token, taken off the loss."""
+    entropy_target: float | None = None
+    """Entropy, nats a token, under which the bonus comes on and grows; above it there is none. None keeps the
+    weight as it is. Pictures have far more entropy than words: set `text` and `image` apart."""
+    entropy_step: float = 0.005
+    """Change of that weight in one step."""
     replay_prompts: int = 0
     """Captioned pictures of the warm-up that each step also learns from, supervised, in the direction that
     this stage does not train. They keep the policy from forgetting it. Over all ranks."""
@@ -152,6 +162,8 @@ class Stage:
     """Take the gradient of k2, which is right on-policy, whatever the estimator's value."""
     kl_target: float | None = 0.05
     """Divergence per token, nats, that the adaptive weight steers to. None keeps the first weight."""
+    reference_every: int = 0
+    """Steps after which the policy as it is becomes the reference; 0 keeps that of the stage's start."""
     kl_horizon: int = 10_000
     """Samples over which the weight can change by about a fifth per unit of error."""
     importance: Literal["none", "token", "sequence"] = "none"
@@ -164,6 +176,22 @@ class Stage:
     """Words before the limit over which a text is charged for its length; 0 charges nothing."""
     overlong_factor: float = 1.0
     """Charge at the limit, in reward units."""
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """What the policy writes in this stage."""
+        return MODALITIES if self.direction == "both" else (self.direction,)
+
+    def of(self, direction: Direction) -> Stage:
+        """The stage as it is for one modality: in its direction, with the coefficients that hold there."""
+        own = self.text if direction == "text" else self.image
+        names = ("kl_coef", "kl_target", "entropy_coef", "entropy_target")
+        values = {name: getattr(own, name) for name in names if getattr(own, name) is not None}
+        return replace(self, direction=direction, **values)
+
+    def loss_weight(self, direction: Direction) -> float:
+        """Of the tokens of one modality."""
+        return (self.text if direction == "text" else self.image).loss_weight
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -212,110 +240,3 @@ class RunSettings:
     max_logprob_gap: float = 1e-3
     """Largest difference, nats, between what the rollout says of its tokens and what the trainer says. Above
     it the first step of a stage refuses to train: the two would not be the same policy."""
-
-
-def check_stages(
-    stages: Sequence[Stage],
-    settings: RunSettings,
-    *,
-    world_size: int,
-    num_prompts: Mapping[str, int] | None = None,
-) -> None:
-    """Refuse a run that cannot work, with everything that is wrong in one error.
-
-    Args:
-        stages: The run.
-        settings: What holds for all of them.
-        world_size: Number of ranks.
-        num_prompts: Rows that each stage's condition selects, by the stage's name; None before there is a
-            store.
-    """
-    wrong: list[str] = []
-    names = [stage.name for stage in stages]
-    if len(set(names)) != len(names):
-        wrong.append(f"stage names repeat: {names}; give each its own")
-    if not stages:
-        wrong.append("there is no stage; give at least one")
-    wrong.extend(_out_of_range(settings, "settings", SETTINGS_RANGES))
-    wrong.extend(wrong_distribution(settings.distribution))
-    for stage in stages:
-        place = f"stage {stage.name}"
-        if not NAME.fullmatch(stage.name) or stage.name == FIRST_EVALUATION:
-            wrong.append(
-                f"{place}: the name needs letters, digits, '-' and '_' only, and {FIRST_EVALUATION!r} is "
-                "taken by the evaluation before training"
-            )
-        out_of_range = _out_of_range(stage, place, STAGE_RANGES)
-        wrong.extend(out_of_range)
-        wrong.extend(_wrong_algorithm(stage, place))
-        wrong.extend(_wrong_sampling(stage, place))
-        if settings.micro_prompts < 1 or out_of_range:
-            continue
-        unit = world_size * settings.micro_prompts
-        if stage.prompts_per_step % unit:
-            wrong.append(
-                f"{place}: prompts_per_step {stage.prompts_per_step} is not a multiple of "
-                f"{world_size} ranks x micro_prompts {settings.micro_prompts} = {unit}"
-            )
-        if settings.micro_prompts % stage.updates_per_step:
-            wrong.append(
-                f"{place}: micro_prompts {settings.micro_prompts} is not a multiple of "
-                f"updates_per_step {stage.updates_per_step}"
-            )
-        if stage.replay_prompts % (world_size * stage.updates_per_step):
-            wrong.append(
-                f"{place}: replay_prompts {stage.replay_prompts} is not a multiple of {world_size} ranks x "
-                f"updates_per_step {stage.updates_per_step}"
-            )
-        if num_prompts is not None and num_prompts[stage.name] < stage.prompts_per_step:
-            wrong.append(
-                f"{place}: {stage.prompts!r} selects {num_prompts[stage.name]} prompts, "
-                f"a step needs {stage.prompts_per_step}"
-            )
-    if wrong:
-        raise ConfigError("this run cannot start:\n  " + "\n  ".join(wrong))
-
-
-def _wrong_algorithm(stage: Stage, place: str) -> list[str]:
-    wrong = []
-    if stage.algorithm not in get_args(AlgorithmName):
-        wrong.append(
-            f"{place}: there is no algorithm {stage.algorithm!r}"
-            f"{nearest(stage.algorithm, get_args(AlgorithmName))}"
-        )
-    if stage.algorithm in NEED_GROUPS and stage.group_size == 1:
-        wrong.append(
-            f"{place}: {stage.algorithm} compares the samples of a prompt, and group_size is 1, so nothing "
-            "would be learned; take 2 or more"
-        )
-    if stage.kl_estimator not in KL_ESTIMATORS:
-        wrong.append(
-            f"{place}: kl_estimator is {stage.kl_estimator!r}; choose one of {', '.join(KL_ESTIMATORS)}"
-        )
-    if stage.overlong_buffer > stage.max_words:
-        wrong.append(
-            f"{place}: overlong_buffer {stage.overlong_buffer} is longer than max_words {stage.max_words}"
-        )
-    return wrong
-
-
-def _wrong_sampling(stage: Stage, place: str) -> list[str]:
-    names = ("temperature", "guidance", "top_p", "top_k", "min_p")
-    wrong = [
-        f"{place}: {reason}" for reason in sampling_errors({name: getattr(stage, name) for name in names})
-    ]
-    if stage.importance_mask and stage.importance_mask <= 1.0:
-        wrong.append(
-            f"{place}: importance_mask is {stage.importance_mask}; "
-            "it is a factor above 1, or 0 to mask nothing"
-        )
-    return wrong
-
-
-def _out_of_range(config: Stage | RunSettings, place: str, ranges: Mapping[str, Sequence[str]]) -> list[str]:
-    return [
-        f"{place}: {field} must be {words}, found {getattr(config, field)}"
-        for words, fields in ranges.items()
-        for field in fields
-        if getattr(config, field) is not None and not RANGES[words](getattr(config, field))
-    ]

@@ -47,6 +47,8 @@ class Position:
     """Steps done in that stage."""
     wall_s: float = 0.0
     """Seconds spent in the loop, over all starts."""
+    reference_step: int = 0
+    """Steps that were done when the reference was the policy; 0 is the policy that the run began with."""
     is_evaluation_due: bool = False
     """The step is done, and what comes after it is not."""
 

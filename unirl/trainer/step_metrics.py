@@ -37,10 +37,12 @@ def rollout_metrics(experience: Experience, output: PolicyOutput, stage: Stage) 
         stage: Says how a disagreement is corrected.
     """
     rollout, mask = experience.rollout, experience.loss_mask
-    divergence = kl_k1(experience.old_logprobs, experience.ref_logprobs)
+    divergence, direction = kl_k1(experience.old_logprobs, experience.ref_logprobs), rollout.direction
     return {
-        **token_metrics("kl", mask, sums={"reference": divergence}),
-        **token_metrics("entropy", mask, sums={rollout.direction: output.entropy}),
+        **token_metrics("kl", mask, sums={"reference": divergence, direction: divergence}),
+        **token_metrics("entropy", mask, sums={direction: output.entropy}),
+        f"kl/{direction}_tokens": mask.sum().double(),
+        f"entropy/{direction}_tokens": mask.sum().double(),
         **mismatch_metrics(experience, output, stage),
         **_row_use(rollout),
     }

@@ -174,7 +174,7 @@ def test_the_shipped_recipes_are_known_and_can_start() -> None:
     """Their stages are checked on one and on two ranks; the data is not made."""
     from importlib.metadata import entry_points
 
-    from unirl.trainer.stages import check_stages
+    from unirl.trainer.stage_checks import check_stages
 
     recipes = {entry.name: entry.load()(seed=5) for entry in entry_points(group=runs.RECIPES)}
     assert recipes.keys() >= {"numbers", "shapes"}

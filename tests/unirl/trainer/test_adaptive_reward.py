@@ -37,7 +37,7 @@ def test_a_cut_run_ends_with_the_statistics_of_the_uncut_one(
         cut.train()
     rest = toy.make_trainer(tmp_path / "cut", toy_store, stages=stages, reward=reward(toy))
     rest.train()
-    assert rest.reward.state_dict() == whole.reward.state_dict()
+    assert rest.rewards.state_dict() == whole.rewards.state_dict()
     assert toy.metrics_of(tmp_path / "cut") == toy.metrics_of(tmp_path / "whole")
     samples = stages[0].steps * stages[0].samples_per_step
-    assert 0.7 * samples < whole.reward.moments["likes"].count < samples
+    assert 0.7 * samples < whole.rewards.of(stages[0]).moments["likes"].count < samples

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from unirl.trainer.algorithms import ALGORITHMS, RolledOut, kl_place, loss_count, loss_weights
-from unirl.trainer.stages import NEED_GROUPS, AlgorithmName, Stage
+from unirl.trainer.stage_checks import NEED_GROUPS
+from unirl.trainer.stages import AlgorithmName, Stage
 
 STAGE = Stage(name="s", direction="text", prompts="true", steps=1, max_words=3, group_size=2)
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from unirl.errors import ConfigError
-from unirl.trainer.stages import RunSettings, Stage, check_stages
+from unirl.trainer.stage_checks import check_stages
+from unirl.trainer.stages import RunSettings, Stage
 
 STAGE = Stage(name="text", direction="text", prompts="split = 'rl'", steps=3)
 SETTINGS = RunSettings()
