@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -30,6 +32,7 @@ def quote(name: str) -> str:
 
 # Text may exceed 2 GiB in one result, and a table name must not reach the Python variables of the caller.
 _SETTINGS: dict[str, Any] = {"arrow_large_buffer_size": True, "python_enable_replacements": False}
+_UNKNOWN_COLUMN = re.compile(r'Referenced column "([^"]+)" not found')
 _MANY_PARTS = 16
 _MAX_TABLE_ROWS = 1 << 18
 _VIEW_RUNS = 2
@@ -71,9 +74,18 @@ class SampleTable:
                     cursor.register(name, table)
                 return cursor.sql(sql).to_arrow_table()
         except duckdb.Error as error:
-            raise QueryError(
-                f"the query failed: {error}; columns: {', '.join(self._snapshot.columns)}"
-            ) from None
+            raise QueryError(self._failure(str(error))) from None
+
+    def _failure(self, said: str) -> str:
+        """What DuckDB says, in one line, with the nearest column where one is not known."""
+        columns = ["row", "key", "hash", "bytes", *self._snapshot.columns]
+        unknown = _UNKNOWN_COLUMN.search(said)
+        reason = said.partition("\n")[0]
+        if unknown is not None:
+            near = difflib.get_close_matches(unknown[1].lower(), columns, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            reason = f"there is no column {unknown[1]!r}{hint}"
+        return f"the query failed: {reason}; columns: {', '.join(self._snapshot.columns)}"
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         """A cursor; what is registered on it is seen by no other."""

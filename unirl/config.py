@@ -112,12 +112,25 @@ def _children(config: Any) -> dict[str, tuple[str, int | None]]:
     return found
 
 
+def _paths_to(config: Any, name: str) -> list[str]:
+    """Dotted paths, below this level, of the settings of that name."""
+    found = []
+    for child, (owner, position) in _children(config).items():
+        part = getattr(config, owner) if position is None else getattr(config, owner)[position]
+        if name in {field.name for field in dataclasses.fields(part)}:
+            found.append(f"{child}.{name}")
+        found += [f"{child}.{path}" for path in _paths_to(part, name)]
+    return found
+
+
 def _value(config: Any, children: dict[str, tuple[str, int | None]], assignment: _Assignment) -> Any:
     """The new value of a plain field."""
     name, is_whole = assignment.path[0], len(assignment.path) == 1
     fields = {field.name for field in dataclasses.fields(config)}
     if name not in fields | children.keys():
-        raise ConfigError(f"there is no setting {name!r}{nearest(name, fields | children.keys())}")
+        deeper = _paths_to(config, name)
+        hint = f"; did you mean {' or '.join(deeper)}?" if deeper else nearest(name, fields | children.keys())
+        raise ConfigError(f"there is no setting {name!r}{hint}")
     if not is_whole:
         raise ConfigError(f"{name!r} has no settings of its own; write {name}=value")
     if name in children:

@@ -35,9 +35,11 @@ from unirl.cli import (
     score,
 )
 from unirl.cli.join import join
+from unirl.config import nearest
 
 __all__ = ["app", "main"]
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 EXAMPLE = re.compile(r"^Example: ", re.MULTILINE)
 HELP_WIDTH = 110
 NO_WRAP = "\b"
@@ -94,7 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console=console, show_path=False, show_level=False, log_time_format="%X", markup=False
     )
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    logging.getLogger("unirl").setLevel(os.environ.get("UNIRL_LOG", "INFO").upper())
+    level = os.environ.get("UNIRL_LOG", "INFO").upper()
+    if level not in LEVELS:
+        typer.echo(f"error: UNIRL_LOG is {level!r}{nearest(level, LEVELS)}", err=True)
+        sys.exit(2)
+    logging.getLogger("unirl").setLevel(level)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="unirl")
     except SystemExit:

@@ -9,8 +9,11 @@ from typing import Annotated, Final, Literal
 import typer
 
 from unirl.cli.output import AsJson, StorePath, progress_bar, tell
+from unirl.errors import ConfigError
 
 __all__ = ["COMMANDS", "export", "import_rows"]
+
+EXPORT_FILE: Final = "export.json"
 
 
 def export(
@@ -49,6 +52,11 @@ def import_rows(
     """
     from storage import FeatureStore
 
+    if not (folder / EXPORT_FILE).is_file():
+        raise ConfigError(
+            f"{folder}: this is not an exported folder (no {EXPORT_FILE} in it); "
+            "files from elsewhere come in with `unirl ingest`"
+        )
     with progress_bar("importing", as_json) as progress:
         opened = FeatureStore.create(store, exist_ok=True)
         snapshot = opened.import_rows(folder, part_bytes=part_mb << 20, progress=progress)

@@ -48,9 +48,9 @@ def train(
     Example: unirl reward train --pairs labelled --from models/reward --out models/reward-2
     """
     if (store is None) == (pairs is None):
-        raise ConfigError("reward train: name a store, for a yes/no reward, or --pairs, for a preference")
+        raise typer.BadParameter("name a store, for a yes/no reward, or --pairs, for a preference")
     if pairs is None and (labels is not None or start is not None):
-        raise ConfigError("reward train: --labels and --from belong to --pairs")
+        raise typer.BadParameter("--labels and --from belong to --pairs")
     from unirl.rewards import read_pairs, train_from_store, train_preference
 
     size = (image_size, image_size)
@@ -103,6 +103,8 @@ def mine(
     """
     from unirl.rewards import mine_pairs, write_pairs
 
+    if not run.is_dir():
+        raise ConfigError(f"{run}: no such run directory; `runs/NAME` is made when a recipe starts")
     found = mine_pairs(run, strategy=by, num_pairs=count, where=where)
     if not found:
         raise ConfigError(f"{run}: no pairs by {by!r} where {where}; try another --by or condition")
@@ -129,7 +131,7 @@ def label(
     Example: unirl reward label pairs --endpoint http://127.0.0.1:8000/v1 --out labelled
     """
     if (model is None) == (not endpoint):
-        raise ConfigError("reward label: name one of --model and --endpoint")
+        raise typer.BadParameter("name one of --model and --endpoint")
     from unirl.rewards import Question, VlmYesNo, label_pairs, load_reward, read_pairs, write_pairs
     from unirl.types import Reward
 

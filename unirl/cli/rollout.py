@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from unirl.errors import ConfigError
+
 __all__ = ["COMMANDS", "serve"]
 
 
@@ -36,6 +38,8 @@ def serve(
 
     Example: unirl rollout serve runs/demo/models/sft --port 8300
     """
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"{model}: no config.json, so this is no model's folder")
     from unirl.rollout.server import serve as run_server
     from unirl.rollout.server_client import TOKEN_VARIABLE
     from unirl.rollout.vllm_local import VllmSettings

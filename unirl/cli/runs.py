@@ -70,6 +70,8 @@ def train(
         )
     if as_json and dry_run is False:
         raise typer.BadParameter("--json is for --dry-run; a run writes summary.json")
+    if store is not None:
+        _require_store_recipe(recipe, seed)
     assignments = [*(set_ or []), *([] if store is None else [f"data.store={store}"]), *_rollout(rollout)]
     made = recipe_of(recipe, seed, assignments)
     place = run or Path("runs") / recipe
@@ -94,11 +96,22 @@ def recipe_of(name: str, seed: int, assignments: Sequence[str]) -> Recipe:
     Raises:
         ConfigError: If there is no such recipe or setting; names the nearest.
     """
+    return replace_settings(_named(name, seed), assignments)
+
+
+def _named(name: str, seed: int) -> Recipe:
     known = {entry.name: entry for entry in entry_points(group=RECIPES)}
     if name not in known:
         raise ConfigError(f"there is no recipe {name!r}{nearest(name, known)}")
     recipe: Recipe = known[name].load()(seed=seed)
-    return replace_settings(recipe, assignments)
+    return recipe
+
+
+def _require_store_recipe(name: str, seed: int) -> None:
+    from unirl.trainer.clone import HasStore
+
+    if not isinstance(_named(name, seed).data, HasStore):
+        raise typer.BadParameter(f"recipe {name} makes its own data; --store is for recipes such as own_data")
 
 
 def _rollout(engine: str | None) -> list[str]:

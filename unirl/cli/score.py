@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["score"]
 
 BATCH: Final = 32
+CAPTION: Final = "{caption}"
+"""As in `unirl.rewards.question`, which is slow to import."""
+VLM: Final = "qwen2_5_vl"
+"""`model_type` of what is loaded in this process; any other model is asked through --endpoint."""
 OUT_SUFFIXES: Final = (".parquet", ".csv", ".jsonl")
 
 
@@ -78,6 +82,11 @@ def score(
         view = store.select(f"(\n{where}\n) AND {is_picture}")
         if not len(view):
             raise ConfigError(f"{source}: no picture where {where}")
+        if (question is None or CAPTION in question) and not any(view.column("caption").to_pylist()):
+            raise ConfigError(
+                f"{source}: no picture has a caption to ask about; ask a question without {CAPTION}: "
+                '--question "is this picture sharp ?"'
+            )
         table, problems = _score(view, made, question, as_json)
         worst_rows = table.slice(0, worst)
         if sheet is not None:
@@ -93,7 +102,7 @@ def _reward(
     """The model with its question; without one given, its own."""
     from unirl.rewards import Question, VlmYesNo, load_reward
     from unirl.rewards.backends.base import IMAGE_MARK
-    from unirl.rewards.question import CAPTION, REWARD_FILE
+    from unirl.rewards.question import REWARD_FILE
 
     if folder is not None and not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no config.json, so this is no model's folder")
@@ -102,6 +111,8 @@ def _reward(
         if not has_own:
             raise ConfigError(f'{folder}: has no question of its own; ask one: --question "is this sharp ?"')
         return load_reward(folder)
+    if folder is not None:
+        _require_vlm(folder)
     own = Question.load(folder) if folder is not None and has_own else None
     size = (side, side) if side else own.image_size if own else (448, 448)
     words = asked if asked is not None and CAPTION in asked else CAPTION
@@ -120,6 +131,12 @@ def _reward(
     return VlmYesNo(
         TransformersBackend.load(folder, batch_size=BATCH, device=device), settings, max_failed_fraction=1.0
     )
+
+
+def _require_vlm(folder: Path) -> None:
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind != VLM:
+        raise ConfigError(f"{folder}: holds a model of type {kind!r}, wanted {VLM!r}, a Qwen2.5-VL")
 
 
 @contextmanager
@@ -149,7 +166,6 @@ def _score(view: View, reward: Reward, asked: str | None, as_json: bool) -> tupl
     import pyarrow as pa
 
     from datapipe.decode import decode_image
-    from unirl.rewards.question import CAPTION
     from unirl.types import Sample
 
     keys, captions = view.keys(), view.column("caption").to_pylist()

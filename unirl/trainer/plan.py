@@ -20,6 +20,7 @@ from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.trainer.clone import HasStore
 from unirl.trainer.memory_estimate import ModelShape, estimate_memory, lora_parameters, stage_plan
+from unirl.trainer.prepare import require_sources
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.run_record import recipe_record
@@ -96,6 +97,10 @@ def plan_run(recipe: Recipe, run: Path, *, world_size: int = 1) -> RunPlan:
     problems: list[str] = []
     notes: list[str] = []
     _check_directory(recipe, run, problems)
+    try:
+        require_sources(recipe)
+    except (ConfigError, StorageError) as error:
+        problems.extend(str(error).splitlines())
     store = _open_store(recipe, run, problems)
     rows = {} if store is None else _count_rows(recipe, store, problems)
     counts = {

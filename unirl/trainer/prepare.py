@@ -43,6 +43,7 @@ from unirl.types import Prompt
 __all__ = [
     "encode_pictures",
     "prepare_run",
+    "require_sources",
     "take_model",
     "take_reward",
     "train_policy",
@@ -51,6 +52,29 @@ __all__ = [
 ]
 
 log = logging.getLogger("unirl.trainer.prepare")
+
+
+def require_sources(recipe: Recipe) -> None:
+    """Refuse a recipe that names a store or a model that is not there, before a run is recorded.
+
+    Raises:
+        ConfigError: With everything that is missing.
+        StorageError: If there is no store.
+    """
+    named = {
+        "tokenizer.model": recipe.tokenizer.model,
+        "sft.model": recipe.sft.model,
+        "reward.model": recipe.reward.model,
+    }
+    wrong = [
+        f"{setting}: {model}: no config.json, so this is no model's folder"
+        for setting, model in named.items()
+        if model is not None and not (Path(model) / "config.json").is_file()
+    ]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    if isinstance(recipe.data, HasStore):
+        FeatureStore.open(recipe.data.store_path())
 
 
 def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:

@@ -21,7 +21,7 @@ from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.rewards.train_preference import reward_version
 from unirl.rollout.vllm_engine import open_engine
 from unirl.trainer.loop import Trainer
-from unirl.trainer.prepare import prepare_run
+from unirl.trainer.prepare import prepare_run, require_sources
 from unirl.trainer.progress import StepBar, step_bar
 from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.recipe import Recipe
@@ -64,6 +64,7 @@ def run_recipe(
     directory = RunDirectory(run)
     check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)
     if accelerator.is_main_process:
+        require_sources(recipe)
         directory.check_same(recipe=recipe.name, config=recipe_record(recipe), seed=seed)
         directory.record(recipe=recipe.name, config=recipe_record(recipe), seed=seed, assignments=assignments)
         prepare_run(recipe, run, seed=seed)

@@ -133,7 +133,7 @@ class RunDirectory:
         """
         try:
             record: dict[str, Any] = json.loads(self.record_path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(
                 f"{self.path}: no {self.record_path.name}, so there is no run to go on with"
             ) from None

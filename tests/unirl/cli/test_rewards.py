@@ -98,7 +98,7 @@ def test_mine_label_and_train_two_versions(unirl: Unirl, run: Path, tmp_path: Pa
 )
 def test_options_that_do_not_fit_are_told(unirl: Unirl, arguments: tuple[str, ...], words: str) -> None:
     code, _, said = unirl("reward", *arguments)
-    assert code == 1
+    assert code == 2
     assert words in said
 
 

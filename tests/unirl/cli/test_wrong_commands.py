@@ -1,0 +1,190 @@
+"""What people type wrong: each command is answered with one sentence and a way on, and never a traceback.
+
+Codes: 2 where the command line itself is wrong, 1 where it names what is not there or cannot be.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recipes.own_data import own_data
+from recipes.shapes import shapes
+from storage import FeatureStore
+from unirl.cli import main, runs
+
+Wrong = Callable[[str], tuple[int, str]]
+
+MODEL = "no config.json, so this is no model's folder"
+NO_STORE = "this is not a feature store"
+
+COMMAND_LINES = {
+    # typos in names of commands and options
+    "trian shapes": "No such command 'trian'. Did you mean 'train'?",
+    "tokenizer trian store --out m": "No such command 'trian'. Did you mean 'train'?",
+    "bench laoder store": "No such command 'laoder'. Did you mean 'loader'?",
+    "train shapes --seeed 3": "No such option: --seeed (Possible options: --seed, --set)",
+    "query store --jsno": "No such option: --jsno (Possible options: --json)",
+    # what is missing
+    "train": "Missing argument 'recipe'",
+    "ingest pictures": "Missing argument",
+    "tokenizer train store": "Missing option '--out'",
+    "compare run": "name two runs or more",
+    "tag store --remove": "give the name of the tag",
+    "show store": "name a KEY to see one picture, or --sheet FILE.png for many",
+    "score pictures": "name one of --reward FOLDER and --endpoint URL",
+    "score pictures --endpoint http://127.0.0.1:1/v1": "say what to ask: --question",
+    "reward train --out m": "name a store, for a yes/no reward, or --pairs, for a preference",
+    # wrong types and values
+    "train shapes --seed x": "Invalid value for '--seed': Input should be a valid integer",
+    "train shapes --seed -1": "Invalid value for '--seed'",
+    "query store --limit 0": "Invalid value for '--limit'",
+    "gc store --keep-last 0": "Invalid value for '--keep-last'",
+    "ingest pictures new --max-bad-fraction 2": "Invalid value for '--max-bad-fraction'",
+    "ingest pictures new --engine rya": "'rya' is not one of 'local', 'ray'",
+    "ingest pictures new --map caption": "--map 'caption': wanted OURS=THEIRS, such as caption=text",
+    "export store out --format tfrecord": "'tfrecord' is not one of 'webdataset', 'parquet', 'hf'",
+    "show store --sheet sheet.pgn": "wanted a name that ends in .png, .jpg or .webp",
+    "score pictures --reward m --out scores.xls": "wanted a name that ends in .parquet, .csv, .jsonl",
+    "compare run other --kind all": "--kind 'all': wanted eval or train",
+    "reward mine run --out m --by luck": "'luck' is not one of 'group'",
+    "doctor --folder nowhere": "dir 'nowhere' does not exist",
+    # combinations that cannot be
+    "train shapes --store store": "recipe shapes makes its own data; --store is for recipes such as own_data",
+    "train shapes --ranks 2": "--ranks is for --dry-run; to train on several processes: accelerate launch",
+    "train shapes --json": "--json is for --dry-run; a run writes summary.json",
+    "query store --json --csv": "give one of --json, --csv and --parquet",
+    "show store toy/00 --where true": "--where and --order-by are for a --sheet; add --sheet FILE.png",
+    "score pictures --reward m --endpoint http://x": "name one of --reward FOLDER and --endpoint URL",
+    "compare run run": "a run stands twice",
+    "reward train store --pairs p --out m": "name a store, for a yes/no reward, or --pairs",
+    "reward train store --labels l --out m": "--labels and --from belong to --pairs",
+    "reward label pairs --out m": "name one of --model and --endpoint",
+    "show store --sheet s.png --where row<0": "no row where row<0; `unirl info store` tells what is there",
+}
+"""Ended with 2."""
+
+NAMES = {
+    # recipes and settings
+    "train shaeps": "there is no recipe 'shaeps'; did you mean 'shapes'?",
+    "train shapes --set text.setps=3": "text.setps: there is no setting 'setps'; did you mean 'steps'?",
+    "train shapes --set txt.steps=3": "there is no setting 'txt'; did you mean 'text'?",
+    "train shapes --set lora_rnk=3": "there is no setting 'lora_rnk'; did you mean 'lora_rank'?",
+    "train shapes --set micro_prompts=4": "did you mean settings.micro_prompts?",
+    "train shapes --set text.steps=many": "text.steps: found 'many', wanted a whole number",
+    "train shapes --set text.algorithm=pop": "text.algorithm: found 'pop', wanted ppo or",
+    "train shapes --set steps": "'steps' is no setting; write path=value, such as text.steps=20",
+    "train shapes --rollout vlm": "settings.rollout: found 'vlm', wanted native or vllm",
+    "train own_data": "which data? --store STORE names it; `unirl ingest FILES STORE` makes a store",
+    "train own_data --store stroe": "there is no such folder; did you mean",
+    "train own_data --store pictures": NO_STORE,
+    "train own_data --store store --set sft.model=m": f"sft.model: m: {MODEL}",
+    # runs
+    "resume nothing": "nothing: no run.json, so there is no run to go on with",
+    "resume prompts.txt": "prompts.txt: no run.json, so there is no run to go on with",
+    "resume damaged": "damaged/run.json: cannot be read",
+    "report nothing": "nothing: no such run directory; `runs/NAME` is made when a recipe starts",
+    "eval nothing": "nothing: no run.json",
+    "eval run": "run: its models are not prepared yet; `unirl resume run` goes on with it",
+    "compare run nothing": "nothing: no run.json",
+    "reward mine nothing --out m": "nothing: no such run directory",
+    # stores, keys, queries, files
+    "info stroe": "there is no such folder; did you mean",
+    "verify prompts.txt": NO_STORE,
+    "query store 'captoin > 3'": "there is no column 'captoin'; did you mean 'caption'?",
+    "query store 'DROP TABLE samples'": "the query failed",
+    "show store toy/0": "no key 'toy/0'; the nearest are 'toy/00'",
+    "ingest picturse new": "picturse: no such file or folder; did you mean pictures?",
+    "ingest pictures new --format foldr": "unknown format 'foldr'",
+    "ingest pictures new --background purpel": "background is 'purpel'; wanted a name such as white",
+    "ingest pictures prompts.txt": "there is a file of this name; give another path",
+    "export store pictures": "there is something of this name already; give a new path",
+    "import pictures new": "this is not an exported folder",
+    "diff store 0 99": "there is no snapshot 99",
+    "tag store v1 --snapshot 99": "there is no snapshot 99",
+    "bench loader store --tensor pixles": "no tensor column 'pixles'",
+    # models
+    "score pictures --reward nowhere": f"nowhere: {MODEL}",
+    "tokenizer encode store --tokenizer nowhere": f"nowhere: {MODEL}",
+    "sft store --tokenizer nowhere --out m": f"nowhere: {MODEL}",
+    "reward serve nowhere": f"nowhere: {MODEL}",
+    "rollout serve nowhere": f"nowhere: {MODEL}",
+    "join nowhere nowhere --out m": f"nowhere: {MODEL}",
+    "reward train --pairs nowhere --out m": "nowhere: cannot be read",
+    "tokenizer train store --out pictures": "there is something in it; name a new folder for the model",
+    "tokenizer train store --out m --image-size 30": "image_size 30 is not a multiple of 4",
+}
+"""Ended with 1."""
+
+
+@pytest.fixture(scope="module")
+def folder(toy_store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store, pictures, a list of prompts, and two folders that look like runs."""
+    folder = tmp_path_factory.mktemp("wrong")
+    shutil.copytree(toy_store.path, folder / "store")
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "a.png").write_bytes(bytes(toy_store.blob(0)))
+    (folder / "prompts.txt").write_text("a cat\n")
+    (folder / "run").mkdir()
+    record = {"recipe": "shapes", "seed": 0, "assignments": [], "config": {}}
+    (folder / "run" / "run.json").write_text(json.dumps(record))
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "run.json").write_text("{")
+    return folder
+
+
+@pytest.fixture
+def wrong(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Wrong:
+    """Type a command in the folder; returns the exit code and what stands on the error output."""
+    monkeypatch.chdir(folder)
+    known = [
+        SimpleNamespace(name="shapes", load=lambda: shapes),
+        SimpleNamespace(name="own_data", load=lambda: own_data),
+    ]
+    monkeypatch.setattr(runs, "entry_points", lambda group: known)
+
+    def call(command: str) -> tuple[int, str]:
+        before = sorted(folder.rglob("*"))
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(command))
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        assert sorted(folder.rglob("*")) == before, "a wrong command leaves nothing behind"
+        return int(ended.value.code or 0), said.err
+
+    return call
+
+
+@pytest.mark.parametrize("command", COMMAND_LINES)
+def test_a_wrong_command_line_ends_with_2(wrong: Wrong, command: str) -> None:
+    code, said = wrong(command)
+    assert code == 2, said
+    (line,) = [line for line in said.splitlines() if line.startswith("Error: ")]
+    assert COMMAND_LINES[command] in line
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_a_wrong_name_ends_with_1(wrong: Wrong, command: str) -> None:
+    code, said = wrong(command)
+    assert code == 1, said
+    assert said.startswith("error: ") and len(said.splitlines()) == 1
+    assert NAMES[command] in said
+
+
+def test_all_wrong_settings_are_told_at_once(wrong: Wrong) -> None:
+    code, said = wrong("train shapes --set txt.steps=3 --set image.steps=x --set seed --seed 2")
+    assert code == 1
+    assert (
+        "'seed' is no setting" in said and "did you mean 'text'?" in said and "image.steps: found 'x'" in said
+    )
+
+
+def test_a_wrong_level_of_the_log_is_told(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNIRL_LOG", "debgu")
+    assert wrong("info store") == (2, "error: UNIRL_LOG is 'DEBGU'; did you mean 'DEBUG'?\n")
