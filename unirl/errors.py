@@ -6,6 +6,7 @@ __all__ = [
     "AlarmError",
     "CheckpointError",
     "ConfigError",
+    "RankFailedError",
     "RewardError",
     "RolloutError",
     "ShapeError",
@@ -35,6 +36,10 @@ class RewardError(UniRLError, RuntimeError):
 
 class AlarmError(UniRLError, RuntimeError):
     """A run that was told to stop at an alarm, and did."""
+
+
+class RankFailedError(UniRLError, RuntimeError):
+    """This rank ended because another one failed before; the message says which and why."""
 
 
 class CheckpointError(UniRLError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -81,13 +82,15 @@ def test_a_wrong_setting_ends_all_ranks_soon_and_is_said(launch_toy_run: Launch,
     assert time.monotonic() - started < 300
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "sharding"), [(0, "none"), (1, "fsdp2")])
 def test_fsdp_09_the_first_error_of_one_rank_ends_both(
-    launch_toy_run: Launch, tmp_path: Path, rank: int
+    launch_toy_run: Launch, tmp_path: Path, rank: int, sharding: str
 ) -> None:
-    """The log shows the cause, not a time-out of the rank that waited."""
-    started = time.monotonic()
-    done = launch_toy_run(TORCHRUN, tmp_path / "run", "--fail-on-rank", str(rank))
+    """Both ranks say the cause, with the rank that failed and the samples that it had."""
+    options = ("--fail-on-rank", str(rank), "--sharding", sharding)
+    done = launch_toy_run(TORCHRUN, tmp_path / "run", *options)
     assert done.returncode != 0
-    assert "the reward broke on sample toy/07" in done.stderr
-    assert time.monotonic() - started < 300
+    first = rf"rank {rank} failed first, stage text, step 2, prompts toy/\d\d, toy/\d\d: "
+    cause = r"RuntimeError: the reward broke on sample toy/07(; rank . ended because of it)?"
+    found = re.findall(first + cause, done.stderr)
+    assert "" in found and f"; rank {1 - rank} ended because of it" in found, done.stderr

@@ -68,6 +68,10 @@ class JanusPolicy(Policy):
         """The model's own VQ model, which turns its codes into pictures."""
         return ImageTokenizer(self._model.vqmodel)
 
+    def apart(self) -> list[nn.Module]:
+        """The VQ model."""
+        return [self._model.vqmodel]
+
     @property
     def _model(self) -> Any:
         return self.lm.model

@@ -283,6 +283,10 @@ class Policy(nn.Module, ABC):
             positions=(mask.long().cumsum(dim=1) - 1).clamp_(min=0),
         )[:, prompt_length - 1 : -1]
 
+    def apart(self) -> list[nn.Module]:
+        """Modules that `forward` does not run, such as a picture model: each is called by itself."""
+        return []
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """What the actor's optimizer takes. The critic's parameters are not among them."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]

@@ -30,6 +30,7 @@ from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experi
 from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
+from unirl.trainer.rank_failure import FailureWatch
 from unirl.trainer.reference_refresh import (
     is_refresh_due,
     load_reference,
@@ -130,6 +131,7 @@ class Trainer:
         self.model, self.optimizer, self.reference = prepare_policy(
             accelerator, settings.distribution, policy
         )
+        self.failures = FailureWatch(accelerator)
         self.position = Position()
         self.runs = open_stages(
             stages,
@@ -176,7 +178,8 @@ class Trainer:
         """
         with self.stop, closing(self.keeper):
             try:
-                self._train()
+                with self.failures:
+                    self._train()
             except Interrupted:
                 why = self.keeper.save_mark()
                 place = f"stopped after step {self.position.step}, state"
@@ -294,8 +297,13 @@ class Trainer:
     def _roll_out(self, stage: Stage) -> tuple[list[Rollout], list[list[Sample]]]:
         """This rank's share of the next prompts, sampled from and turned into what a reward sees."""
         run, size = self.runs[self.position.stage], self.settings.micro_prompts
+        step = self.position.step + 1
+        self.failures.at(f"stage {stage.name}, step {step}")
         prompts = run.next_prompts(self.position.stage_step)
-        step, first = self.position.step + 1, self._first_prompt(len(prompts))
+        self.failures.at(
+            f"stage {stage.name}, step {step}, prompts {', '.join(prompt.key for prompt in prompts)}"
+        )
+        first = self._first_prompt(len(prompts))
         from_data = run.is_critic_only(self.position.stage_step) and stage.critic_warmup_from == "data"
         rollouts = [
             rollout

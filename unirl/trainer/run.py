@@ -24,6 +24,7 @@ from unirl.trainer.loop import Trainer
 from unirl.trainer.prepare import prepare_run, require_sources
 from unirl.trainer.progress import StepBar, step_bar
 from unirl.trainer.prompts import all_prompts, select_prompts
+from unirl.trainer.rank_failure import FailureWatch
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
 from unirl.trainer.run_record import recipe_record
@@ -57,9 +58,21 @@ def run_recipe(
     Raises:
         ConfigError: If the directory holds another run, or the recipe cannot work.
         StopAsked: After SIGTERM or SIGUSR1, with the state saved.
+        RankFailedError: On a rank that ended because another one failed.
     """
-    started = time.perf_counter()
     accelerator = accelerator or open_accelerator(recipe.settings.distribution)
+    with FailureWatch(accelerator):
+        return _run(recipe, run, assignments, accelerator, write_report)
+
+
+def _run(
+    recipe: Recipe,
+    run: Path,
+    assignments: Sequence[str],
+    accelerator: Accelerator,
+    write_report: Callable[[Path], Path] | None,
+) -> dict[str, Any]:
+    started = time.perf_counter()
     seed = recipe.settings.seed
     directory = RunDirectory(run)
     check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)

@@ -134,7 +134,8 @@ def shard(policy: Policy, mesh: DeviceMesh, distribution: Distribution, *, offlo
 
     One group for each decoder layer, one for the critic, which computes in its own precision, and one for the
     rest, so that a tied embedding and head stay one tensor. What runs on some ranks only, such as the
-    encoder of pictures, is in the last one, which every rank gathers in every pass.
+    encoder of pictures, is in the last one, which every rank gathers in every pass. Every rank keeps all of
+    what `Policy.apart` names.
 
     Args:
         policy: Its name of every parameter stays.
@@ -148,7 +149,10 @@ def shard(policy: Policy, mesh: DeviceMesh, distribution: Distribution, *, offlo
             parameter.data = parameter.data.float()
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
     placement = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
-    group = partial(fully_shard, mesh=mesh, reshard_after_forward=True, offload_policy=placement)
+    apart = {p for module in policy.apart() for p in module.to(mesh.device_type).parameters()}
+    group = partial(
+        fully_shard, mesh=mesh, reshard_after_forward=True, offload_policy=placement, ignored_params=apart
+    )
     for layer in decoder_layers(policy):
         group(layer, mp_policy=precision)
     group(policy.critic)
