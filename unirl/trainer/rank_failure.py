@@ -10,7 +10,8 @@ import threading
 from types import TracebackType
 
 from accelerate import Accelerator
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, and not in the stubs
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from unirl.errors import RankFailedError
 from unirl.trainer.preemption import StopAsked

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unirl.errors import ConfigError, RankFailedError
 from unirl.trainer import rank_failure
@@ -77,7 +77,7 @@ def test_fsdp_09_a_rank_that_keeps_waiting_is_ended(
         ended.append(code)
         released.set()
 
-    monkeypatch.setattr(rank_failure.os, "_exit", end)
+    monkeypatch.setattr("os._exit", end)
     with pytest.raises(ValueError):
         fail(1, ValueError("bad sample"), "step 3")
     with watch(0, grace_s=0.0):
