@@ -1,4 +1,6 @@
-"""Checkpoints written while training goes on: copied in memory at once, put on disk by a thread.
+"""Checkpoints written while training goes on: a thread copies the tensors and puts them on disk.
+
+The copy has until the weights change, which is after the next rollout; what changes them waits for it.
 
 Ranks agree through the files themselves, so that a rank that died while saving costs a time-out and no hang:
 each writes its own part into a common folder and `rank-00001.json` last; the first rank waits for all of
@@ -11,6 +13,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unirl.errors import CheckpointError
 from unirl.trainer.checkpoint import (
@@ -70,6 +73,8 @@ class CheckpointSaver:
         self._copies = {POLICY: HostCopy(), OPTIMIZER: HostCopy()}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._is_copied = threading.Event()
+        self._is_copied.set()
         self._num_saves = 0
         self._is_closed = False
         self.saved_step = -1
@@ -85,7 +90,9 @@ class CheckpointSaver:
         rng: Mapping[str, Any] | None = None,
         judge: float | None = None,
     ) -> None:
-        """Copy everything into memory and begin to write it. Waits where the one before is not written yet.
+        """Begin to save. Waits where the checkpoint before is not written yet.
+
+        Model and optimizer must not change before `wait_for_copy` has returned.
 
         Args:
             step: Steps done; names the checkpoint.
@@ -100,25 +107,28 @@ class CheckpointSaver:
         """
         self.finish()
         tensors = {POLICY: model_tensors(model), OPTIMIZER: optimizer_tensors(model, optimizer)}
-        is_whole = True
-        for kind, named in tensors.items():
-            written, metadata = written_pieces(named, is_main=self._rank == 0)
-            is_whole &= not metadata
-            self._copies[kind].take(written, metadata=metadata)
+        written = {kind: written_pieces(named, is_main=self._rank == 0) for kind, named in tensors.items()}
         # Where ranks hold parts, each writes files of its own; otherwise the first writes all there is.
+        is_whole = not any(metadata for _, metadata in written.values())
         suffix = ".safetensors" if is_whole else f".{self._rank:05d}-of-{self._world_size:05d}.safetensors"
-        kinds = tensors if self._rank == 0 or not is_whole else ()
+        kinds = written if self._rank == 0 or not is_whole else ()
         record = {"format": FORMAT, "step": step, "world_size": self._world_size, "judge": judge}
         self._num_saves += 1
         self.saved_step = step
+        self._is_copied = threading.Event()
         self._writing = self._thread.submit(
-            self._write,
+            self._copy_and_write,
+            {f"{kind}{suffix}": (self._copies[kind], *written[kind]) for kind in kinds},
+            self._is_copied,
             name=f"step-{step:08d}",
             attempt=self._num_saves,
-            files={f"{kind}{suffix}": self._copies[kind] for kind in kinds},
             record=json.loads(json.dumps({**record, "state": dict(state)})),
             rng=read_rng_state() if rng is None else rng,
         )
+
+    def wait_for_copy(self) -> None:
+        """Return when model and optimizer may change."""
+        self._is_copied.wait()
 
     def poll(self) -> None:
         """Return at once, whatever is being written.
@@ -151,6 +161,19 @@ class CheckpointSaver:
         if self._writing is not None and (error := self._writing.exception()) is not None:
             log.error("%s", error)
         self._writing = None
+
+    def _copy_and_write(
+        self,
+        tensors: Mapping[str, tuple[HostCopy, dict[str, Tensor], dict[str, str]]],
+        is_copied: threading.Event,
+        **about: Any,
+    ) -> None:
+        try:
+            for copy, named, metadata in tensors.values():
+                copy.take(named, metadata=metadata)
+        finally:
+            is_copied.set()
+        self._write(files={name: copy for name, (copy, _, _) in tensors.items()}, **about)
 
     def _write(
         self,

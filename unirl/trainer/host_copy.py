@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -74,16 +75,15 @@ class HostCopy:
         on_device = any(tensor.is_cuda for tensor in tensors.values())
         if len(self._buffer) < end:
             self._buffer = torch.empty(end, dtype=torch.uint8, pin_memory=on_device)
-        start = 0
-        for name in names:
-            tensor = tensors[name].detach()
-            end = start + tensor.numel() * tensor.element_size()
-            # A view of another type needs an aligned start, which the order of the names sees to.
-            target = self._buffer[start:end].view(tensor.dtype).view(tensor.shape)
-            target.copy_(tensor, non_blocking=True)
-            start = end
-        if on_device:
-            torch.cuda.synchronize()
+        with _side_stream() if on_device else nullcontext():
+            start = 0
+            for name in names:
+                tensor = tensors[name].detach()
+                end = start + tensor.numel() * tensor.element_size()
+                # A view of another type needs an aligned start, which the order of the names sees to.
+                target = self._buffer[start:end].view(tensor.dtype).view(tensor.shape)
+                target.copy_(tensor, non_blocking=on_device)
+                start = end
 
     def write(self, path: Path) -> Fingerprint:
         """Write the file and see it to the disk; the size and checksum are those of what was meant.
@@ -102,3 +102,13 @@ class HostCopy:
             file.flush()
             os.fsync(file.fileno())
         return {"bytes": self.num_bytes, "xxh3_128": digest.hexdigest()}
+
+
+@contextmanager
+def _side_stream() -> Iterator[None]:
+    """Copies of the block run beside the work that is queued later, and are done when it ends."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.default_stream())
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()

@@ -244,9 +244,8 @@ class Trainer:
                 micro_batch_tokens=self.settings.micro_batch_tokens,
             )
             seen = self._look(stage, experiences, outputs)
-        with self.keeper.may_stop():
-            """A request that came meanwhile is honoured before the weights change."""
         with clock(times, "update_s"):
+            self.keeper.before_update()
             now = run.coefficients.before_update(seen)
             updated = update_policy(
                 self.accelerator,

@@ -202,6 +202,16 @@ class StateKeeper:
         if self.is_stop_asked():
             raise Interrupted
 
+    def before_update(self) -> None:
+        """Called right before the weights change: the last place to stop, and the copies must be done.
+
+        Raises:
+            Interrupted: On all ranks, if one was asked to stop.
+        """
+        if self.is_stop_asked():
+            raise Interrupted
+        self._saver.wait_for_copy()
+
     def is_stop_asked(self) -> bool:
         """Whether any rank was asked to stop."""
         return any(gather_rows(self._accelerator, [self._stop.is_made]))
