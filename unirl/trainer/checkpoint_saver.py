@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class CheckpointSaver:
         self._is_closed = False
         self.saved_step = -1
         """Step of the last checkpoint, whole or on its way; -1 if there is none."""
+        self.whole_step = -1
+        """Step of the last one that is whole, as far as was looked."""
 
     def save(
         self,
@@ -153,6 +156,7 @@ class CheckpointSaver:
         except CheckpointError:
             self.saved_step = -1
             raise
+        self.whole_step = self.saved_step
 
     def close(self) -> None:
         """End the thread, after what this rank is writing; the other ranks' parts are not waited for."""
@@ -187,13 +191,16 @@ class CheckpointSaver:
         """Write to all directories; one that fails does not keep the others from getting it."""
         failed = []
         for directory in self._directories:
-            staging = directory / f".{name}.{attempt}.partial"
+            staging, is_whole = directory / f".{name}.{attempt}.partial", False
             try:
                 self._write_part(staging, files, rng)
                 self._publish(staging, directory / name, record)
+                is_whole = True
+                if self._rank == 0:
+                    rotate(directory, newest=directory / name, keep=self._keep)
             except (OSError, CheckpointError) as error:
                 failed.append(f"{directory / name}: {error}")
-                if self._rank == 0:
+                if self._rank == 0 and not is_whole:
                     _abandoned(staging).touch()
                     shutil.rmtree(staging, ignore_errors=True)
         if failed:
@@ -209,18 +216,19 @@ class CheckpointSaver:
             prints = {file: copy.write(staging / file) for file, copy in files.items()}
             _write_text(staging / rank_file(self._rank), {"files": prints, "rng": rng})
         except (OSError, CheckpointError) as error:
-            (staging / f"failed-{self._rank:05d}").write_text(str(error))
+            with suppress(OSError):
+                (staging / f"failed-{self._rank:05d}").write_text(str(error))
             raise
 
     def _publish(self, staging: Path, final: Path, record: Mapping[str, Any]) -> None:
         """Rename the folder once all parts are there; the other ranks wait for that."""
         deadline = time.monotonic() + self._timeout_s
         if self._rank:
-            while staging.exists():
-                if _abandoned(staging).exists():
-                    shutil.rmtree(staging, ignore_errors=True)
-                    raise CheckpointError("the first rank gave it up")
+            while staging.exists() and not _abandoned(staging).exists():
                 self._wait(deadline, f"the first rank did not finish within {self._timeout_s:.0f} s")
+            if _abandoned(staging).exists():
+                shutil.rmtree(staging, ignore_errors=True)
+                raise CheckpointError("the first rank gave it up")
             return
         files: dict[str, Fingerprint] = {}
         for rank in range(self._world_size):
@@ -241,7 +249,6 @@ class CheckpointSaver:
         shutil.rmtree(final, ignore_errors=True)
         staging.rename(final)
         _sync(final.parent)
-        rotate(final.parent, newest=final, keep=self._keep)
 
     def _wait(self, deadline: float, message: str) -> None:
         if self._is_closed or time.monotonic() > deadline:

@@ -27,6 +27,7 @@ from unirl.trainer.collect import make_experience, roll_out, samples_of, split_s
 from unirl.trainer.distributed import gather_rows, reduce_metrics
 from unirl.trainer.evaluate import Evaluation, evaluate_policy, evaluation_sampling
 from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
+from unirl.trainer.in_flight import ScoredStep
 from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
@@ -222,13 +223,7 @@ class Trainer:
         run, times = self.runs[self.position.stage], dict[str, float]()
         critic_only = run.is_critic_only(self.position.stage_step)
         self._begin_step(stage)
-        with clock(times, "sync_s"):
-            self.engine.sync(self.policy, self.position.step)
-        with self.keeper.may_stop(), clock(times, "rollout_s"):
-            rollouts, samples = self._roll_out(stage)
-        with self.keeper.may_stop(), clock(times, "reward_s"):
-            scored = self.rewards.of(stage).score([s for part in samples for s in part])
-            scores = split_scores(scored, samples)
+        rollouts, samples, scores = self._scored_samples(stage, times)
         self.rewards.adapt(self.accelerator, stage, scores)
         with (
             clock(times, "experience_s"),
@@ -280,6 +275,7 @@ class Trainer:
             self.accelerator, self.experience, step=step, stage_step=stage_step
         )
         if stage_step == 0 and self.position.stage > 0:
+            self.keeper.wait_for_copy()
             start_anew(self.policy, self.optimizer.optimizer, stage)
         if is_refresh_due(stage, stage_step=stage_step, is_first_stage=self.position.stage == 0):
             refresh_reference(self.reference, self.policy)
@@ -293,8 +289,29 @@ class Trainer:
                 is_main=self.accelerator.is_main_process,
             )
 
-    def _roll_out(self, stage: Stage) -> tuple[list[Rollout], list[list[Sample]]]:
-        """This rank's share of the next prompts, sampled from and turned into what a reward sees."""
+    def _scored_samples(
+        self, stage: Stage, times: dict[str, float]
+    ) -> tuple[Sequence[Rollout], list[list[Sample]], Sequence[Scores]]:
+        """Roll out and score, or take what was rolled out and scored before a stop."""
+        run, step = self.runs[self.position.stage], self.position.step + 1
+        with clock(times, "sync_s"):
+            self.engine.sync(self.policy, self.position.step)
+        with self.keeper.may_stop(), clock(times, "rollout_s"):
+            known = self.keeper.scored(step)
+            rollouts = self._roll_out(stage) if known is None else known.rollouts
+            samples = [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
+        with self.keeper.may_stop(), clock(times, "reward_s"):
+            if known is None:
+                scored = self.rewards.of(stage).score([s for part in samples for s in part])
+        if known is not None:
+            run.load_state_dict(known.cursor)
+            return rollouts, samples, known.scores
+        scores = split_scores(scored, samples)
+        self.keeper.keep_scored(step, ScoredStep(rollouts=rollouts, scores=scores, cursor=run.state_dict()))
+        return rollouts, samples, scores
+
+    def _roll_out(self, stage: Stage) -> list[Rollout]:
+        """Sample from this rank's share of the next prompts."""
         run, size = self.runs[self.position.stage], self.settings.micro_prompts
         step = self.position.step + 1
         self.failures.at(f"stage {stage.name}, step {step}")
@@ -304,7 +321,7 @@ class Trainer:
         )
         first = self._first_prompt(len(prompts))
         from_data = run.is_critic_only(self.position.stage_step) and stage.critic_warmup_from == "data"
-        rollouts = [
+        return [
             rollout
             for start in range(0, len(prompts), size)
             for rollout in roll_out(
@@ -317,7 +334,6 @@ class Trainer:
                 micro_prompts=size,
             )
         ]
-        return rollouts, [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
 
     def _look(
         self, stage: Stage, experiences: Sequence[Experience], outputs: Sequence[PolicyOutput]

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from unirl.errors import CheckpointError, ConfigError
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, rank_file, read_record
 from unirl.trainer.checkpoint_saver import CheckpointSaver, remove_leftovers
 from unirl.trainer.distributed import gather_rows
+from unirl.trainer.in_flight import InFlight, ScoredStep
 from unirl.trainer.preemption import Interrupted, StopRequest
 from unirl.trainer.rng_state import derive_rng_state, read_rng_state, restore_rng_state
 from unirl.trainer.stages import RunSettings
@@ -97,6 +99,12 @@ class StateKeeper:
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
         )
+        self._in_flight = InFlight(
+            directory / "in-flight",
+            rank=accelerator.process_index,
+            world_size=accelerator.num_processes,
+            gather=lambda steps: gather_rows(accelerator, steps),
+        )
         self._mark: _Mark | None = None
         self._saved_at = time.monotonic()
         self._rng: Callable[[], None] = lambda: None
@@ -120,7 +128,7 @@ class StateKeeper:
             return None
         path = Path(found[0])
         state = load_checkpoint(path, model=self._model, optimizer=self._optimizer)
-        self._saver.saved_step = state["position"]["step"]
+        self._saver.saved_step = self._saver.whole_step = state["position"]["step"]
         self._rng = lambda: self._restore_rng(path, state["position"]["step"])
         log.warning("resuming from %s, after step %d", path, state["position"]["step"])
         return state
@@ -170,6 +178,14 @@ class StateKeeper:
             return str(error)
         return None
 
+    def scored(self, step: int) -> ScoredStep | None:
+        """This rank's samples of a step, if it was rolled out and scored before a stop."""
+        return self._in_flight.load(step, self._accelerator.device)
+
+    def keep_scored(self, step: int, scored: ScoredStep) -> None:
+        """Write a step's samples, so that a stop before the weights have learnt from them loses none."""
+        self._tell(partial(self._in_flight.save, step, scored, whole_step=self._saver.whole_step))
+
     def look(self) -> None:
         """Tell of a checkpoint that could not be written; never waits."""
         self._tell(self._saver.poll)
@@ -179,7 +195,8 @@ class StateKeeper:
         self._tell(self._saver.finish)
 
     def close(self) -> None:
-        """End the thread that writes, after what it is writing."""
+        """End the threads that write, after what they are writing."""
+        self._in_flight.close()
         self._saver.close()
 
     @contextmanager
@@ -210,6 +227,10 @@ class StateKeeper:
         """
         if self.is_stop_asked():
             raise Interrupted
+        self.wait_for_copy()
+
+    def wait_for_copy(self) -> None:
+        """Called before weights or optimizer change outside an update."""
         self._saver.wait_for_copy()
 
     def is_stop_asked(self) -> bool:
