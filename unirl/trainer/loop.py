@@ -59,6 +59,7 @@ from unirl.types import (
     Reward,
     Rollout,
     Sample,
+    Scores,
 )
 
 __all__ = ["Progress", "StopAsked", "Trainer"]
@@ -300,13 +301,13 @@ class Trainer:
             known = self.keeper.scored(step)
             rollouts = self._roll_out(stage) if known is None else known.rollouts
             samples = [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
-        with self.keeper.may_stop(), clock(times, "reward_s"):
-            if known is None:
-                scored = self.rewards.of(stage).score([s for part in samples for s in part])
         if known is not None:
+            times["reward_s"] = 0.0
             run.load_state_dict(known.cursor)
             return rollouts, samples, known.scores
-        scores = split_scores(scored, samples)
+        with self.keeper.may_stop(), clock(times, "reward_s"):
+            scored = self.rewards.of(stage).score([s for part in samples for s in part])
+            scores = split_scores(scored, samples)
         self.keeper.keep_scored(step, ScoredStep(rollouts=rollouts, scores=scores, cursor=run.state_dict()))
         return rollouts, samples, scores
 

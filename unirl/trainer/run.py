@@ -21,6 +21,7 @@ from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.rewards.train_preference import reward_version
 from unirl.rollout.vllm_engine import open_engine
 from unirl.trainer.loop import Trainer
+from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
 from unirl.trainer.prepare import prepare_run, require_sources
 from unirl.trainer.progress import StepBar, step_bar
 from unirl.trainer.prompts import all_prompts, select_prompts
@@ -57,19 +58,25 @@ def run_recipe(
 
     Raises:
         ConfigError: If the directory holds another run, or the recipe cannot work.
-        StopAsked: After SIGTERM or SIGUSR1, with the state saved.
+        StopAsked: After SIGTERM or SIGUSR1, with the state saved. While something is made that comes before
+            the stages, what is finished stays and the rest is made again.
         RankFailedError: On a rank that ended because another one failed.
     """
     accelerator = accelerator or open_accelerator(recipe.settings.distribution)
-    with FailureWatch(accelerator):
-        return _run(recipe, run, assignments, accelerator, write_report)
+    with StopRequest(grace_s=recipe.settings.stop_grace_s) as stop, FailureWatch(accelerator):
+        try:
+            return _run(recipe, run, stop, accelerator, assignments=assignments, write_report=write_report)
+        except Interrupted:
+            raise StopAsked("stopped while preparing, what is finished stays") from None
 
 
 def _run(
     recipe: Recipe,
     run: Path,
-    assignments: Sequence[str],
+    stop: StopRequest,
     accelerator: Accelerator,
+    *,
+    assignments: Sequence[str],
     write_report: Callable[[Path], Path] | None,
 ) -> dict[str, Any]:
     started = time.perf_counter()
@@ -80,7 +87,8 @@ def _run(
         require_sources(recipe)
         directory.check_same(recipe=recipe.name, config=recipe_record(recipe), seed=seed)
         directory.record(recipe=recipe.name, config=recipe_record(recipe), seed=seed, assignments=assignments)
-        prepare_run(recipe, run, seed=seed)
+        with stop.interruptible():
+            prepare_run(recipe, run, seed=seed)
         directory.record_store(run / "store", FeatureStore.open(run / "store").snapshot.id)
     accelerator.wait_for_everyone()
     store = FeatureStore.open(run / "store", snapshot=directory.snapshot())
@@ -116,6 +124,7 @@ def _run(
             },
             accelerator=accelerator,
             on_step=bars.update,
+            stop=stop,
         )
         trainer.train()
     is_writer = accelerator.is_main_process
