@@ -65,16 +65,20 @@ def _differing(runs: Sequence[Path]) -> dict[str, dict[str, Any]]:
     from unirl.trainer.run_directory import RunDirectory, flat_settings
 
     records = {str(run): RunDirectory(run).read() for run in runs}
-    flat = {
-        run: flat_settings({"recipe": record["recipe"], "seed": record["seed"], **record["config"]})
-        for run, record in records.items()
-    }
+    flat = {run: flat_settings(_by_name(record)) for run, record in records.items()}
     names = sorted({name for settings in flat.values() for name in settings})
     return {
         name: {run: settings.get(name) for run, settings in flat.items()}
         for name in names
         if len({json.dumps(settings.get(name)) for settings in flat.values()}) > 1
     }
+
+
+def _by_name(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Recipe, seed and settings of a run; stages go by their names, as `--set` addresses them."""
+    config = dict(record["config"])
+    stages = {stage["name"]: stage for stage in config.pop("stages", ())}
+    return {"recipe": record["recipe"], **config, **stages}
 
 
 def _draw(runs: Mapping[str, Scores], measure: str, kind: str, path: Path) -> None:

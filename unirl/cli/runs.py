@@ -47,6 +47,12 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Change a setting: text.steps=20. May be repeated."),
     ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="File with a PATH=VALUE on each line; --set goes over it."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, and train nothing.")
     ] = False,
@@ -72,7 +78,12 @@ def train(
         raise typer.BadParameter("--json is for --dry-run; a run writes summary.json")
     if store is not None:
         _require_store_recipe(recipe, seed)
-    assignments = [*(set_ or []), *([] if store is None else [f"data.store={store}"]), *_rollout(rollout)]
+    assignments = [
+        *_lines(settings),
+        *(set_ or []),
+        *([] if store is None else [f"data.store={store}"]),
+        *_rollout(rollout),
+    ]
     made = recipe_of(recipe, seed, assignments)
     place = run or Path("runs") / recipe
     if dry_run:
@@ -112,6 +123,13 @@ def _require_store_recipe(name: str, seed: int) -> None:
 
     if not isinstance(_named(name, seed).data, HasStore):
         raise typer.BadParameter(f"recipe {name} makes its own data; --store is for recipes such as own_data")
+
+
+def _lines(settings: Path | None) -> list[str]:
+    """The assignments of a file; empty lines and those that begin with # say nothing."""
+    text = "" if settings is None else settings.read_text(encoding="utf-8")
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _rollout(engine: str | None) -> list[str]:
