@@ -49,9 +49,7 @@ def train(
     ] = None,
     settings: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="File with a PATH=VALUE on each line; --set goes over it."
-        ),
+        typer.Option(help="File with a PATH=VALUE on each line; --set goes over it."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, and train nothing.")
@@ -127,6 +125,8 @@ def _require_store_recipe(name: str, seed: int) -> None:
 
 def _lines(settings: Path | None) -> list[str]:
     """The assignments of a file; empty lines and those that begin with # say nothing."""
+    if settings is not None and not settings.is_file():
+        raise typer.BadParameter(f"--settings {settings}: there is no such file")
     text = "" if settings is None else settings.read_text(encoding="utf-8")
     lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]

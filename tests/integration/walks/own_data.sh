@@ -1,7 +1,7 @@
 # My tars and a prompt list to a first RL run: the commands of docs/howto_own_data.md.
 set -euo pipefail
 python "$WALKS/make_files.py" .
-sed -n '/^# small.txt$/,/^```$/p' "$DOCS/howto_own_data.md" | sed '$d' > small.txt
+sed -n '/title="small.txt"/,/^```$/p' "$DOCS/howto_own_data.md" | sed '1d;$d' > small.txt
 
 unirl doctor
 unirl ingest 'photos-{000..001}.tar' prompts.txt data/store

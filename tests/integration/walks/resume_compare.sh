@@ -1,6 +1,6 @@
 # My run was killed; continue and compare: the commands of docs/howto_resume_compare.md.
 set -euo pipefail
-sed -n '/^# small.txt$/,/^```$/p' "$DOCS/howto_resume_compare.md" | sed '$d' > small.txt
+sed -n '/title="small.txt"/,/^```$/p' "$DOCS/howto_resume_compare.md" | sed '1d;$d' > small.txt
 
 # Killed as soon as its first checkpoint is there.
 unirl train shapes --run runs/ppo --settings small.txt &

@@ -54,6 +54,7 @@ COMMAND_LINES = {
     "score pictures --reward m --out scores.xls": "wanted a name that ends in .parquet, .csv, .jsonl",
     "compare run other --kind all": "--kind 'all': wanted eval or train",
     "reward mine run --out m --by luck": "'luck' is not one of 'group'",
+    "train shapes --settings smal.txt": "--settings smal.txt: there is no such file",
     "doctor --folder nowhere": "dir 'nowhere' does not exist",
     # combinations that cannot be
     "train shapes --store store": "recipe shapes makes its own data; --store is for recipes such as own_data",
@@ -79,6 +80,7 @@ NAMES = {
     "train shapes --set micro_prompts=4": "did you mean settings.micro_prompts?",
     "train shapes --set text.steps=many": "text.steps: found 'many', wanted a whole number",
     "train shapes --set text.algorithm=pop": "text.algorithm: found 'pop', wanted ppo or",
+    "train shapes --settings prompts.txt": "'a cat' is no setting; write path=value",
     "train shapes --set steps": "'steps' is no setting; write path=value, such as text.steps=20",
     "train shapes --rollout vlm": "settings.rollout: found 'vlm', wanted native or vllm",
     "train own_data": "which data? --store STORE names it; `unirl ingest FILES STORE` makes a store",
