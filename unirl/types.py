@@ -196,6 +196,17 @@ class Scores:
     components: Mapping[str, np.ndarray] = field(default_factory=dict)
     """float64 (B,) each, by the component's name."""
 
+    @classmethod
+    def joined(cls, parts: Sequence[Scores]) -> Scores:
+        """Scores of the samples of all parts, in their order; all parts have the same components."""
+        return cls(
+            total=np.concatenate([part.total for part in parts]),
+            components={
+                name: np.concatenate([part.components[name] for part in parts])
+                for name in parts[0].components
+            },
+        )
+
 
 class Reward(Protocol):
     """Anything that scores samples. Trained on, so it must never be used as the judge."""

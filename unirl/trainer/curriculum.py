@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from storage import View
+from storage import FeatureStore, View
 from unirl.errors import ConfigError
 from unirl.trainer.prompts import PromptSource
 from unirl.trainer.stages import Stage
@@ -54,6 +54,11 @@ class Curriculum:
         self._require_prompts()
         self._source = make_source(view, seed)
         self.kept_fraction = 1.0
+
+    @property
+    def store(self) -> FeatureStore:
+        """Where the prompts are."""
+        return self._view.store
 
     def next(self, stage_step: int) -> list[Prompt]:
         """This rank's prompts of a step of the stage, counted from 0."""

@@ -36,6 +36,11 @@ class ExperienceLog:
         self._length = length
 
     @property
+    def store(self) -> FeatureStore:
+        """The rows written so far."""
+        return self._store
+
+    @property
     def snapshot_id(self) -> int:
         """What a checkpoint names."""
         return self._store.snapshot.id

@@ -23,13 +23,13 @@ from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
 from unirl.trainer.alarms import Alarm, AlarmWatch
 from unirl.trainer.algorithms import ALGORITHMS
-from unirl.trainer.collect import make_experience, roll_out, samples_of, split_scores
+from unirl.trainer.collect import make_experience
 from unirl.trainer.distributed import gather_rows, reduce_metrics
 from unirl.trainer.evaluate import Evaluation, evaluate_policy, evaluation_sampling
 from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
-from unirl.trainer.in_flight import ScoredStep
 from unirl.trainer.metrics import MetricsLog
 from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
+from unirl.trainer.offline import reused_metrics
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
 from unirl.trainer.rank_failure import FailureWatch
 from unirl.trainer.reference_refresh import (
@@ -48,8 +48,8 @@ from unirl.trainer.stage_run import open_stages, start_anew
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage
 from unirl.trainer.state_keeper import Position, StateKeeper
 from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics, tokens_per_s
+from unirl.trainer.step_samples import StepSampler
 from unirl.trainer.stopping import StageEnd
-from unirl.trainer.true_responses import TrueResponses
 from unirl.trainer.update import update_policy
 from unirl.types import (
     Direction,
@@ -57,9 +57,7 @@ from unirl.types import (
     Judge,
     Prompt,
     Reward,
-    Rollout,
     Sample,
-    Scores,
 )
 
 __all__ = ["Progress", "StopAsked", "Trainer"]
@@ -156,6 +154,9 @@ class Trainer:
             state=self._state,
             on_error=self._tell_unsaved,
         )
+        self.sampler = StepSampler(
+            self.engine, policy, tokenizer, self.rewards, settings, self.keeper, self.failures
+        )
         state = self.keeper.resume()
         self._is_new = state is None
         if state is not None:
@@ -224,8 +225,10 @@ class Trainer:
         run, times = self.runs[self.position.stage], dict[str, float]()
         critic_only = run.is_critic_only(self.position.stage_step)
         self._begin_step(stage)
-        rollouts, samples, scores = self._scored_samples(stage, times)
-        self.rewards.adapt(self.accelerator, stage, scores)
+        with clock(times, "sync_s"):
+            self.engine.sync(self.policy, self.position.step)
+        drawn, drawing = self.sampler.draw(run, self.position, times)
+        reused = self.sampler.reuse(run, self.position, self.experience)
         with (
             clock(times, "experience_s"),
             reference_on_device(self.accelerator, self.settings.distribution, self.reference),
@@ -234,12 +237,13 @@ class Trainer:
                 self.accelerator,
                 self.policy,
                 self.reference,
-                rollouts,
-                scores,
+                [*drawn.rollouts, *reused.rollouts],
+                [*drawn.scores, *reused.scores],
                 run.coefficients.before_rollout(),
                 micro_batch_tokens=self.settings.micro_batch_tokens,
             )
-            seen = self._look(stage, experiences, outputs)
+            fresh = experiences[: len(drawn.rollouts)]
+            seen = self._look(stage, fresh, outputs[: len(fresh)])
         with clock(times, "update_s"):
             self.keeper.before_update()
             now = run.coefficients.before_update(seen)
@@ -254,13 +258,14 @@ class Trainer:
                 critic_only=critic_only,
             )
         with clock(times, "log_s"):
-            rows = self._remember(stage, experiences, samples)
-        metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)})
+            rows = self._remember(stage, fresh, drawn.samples)
+        updated |= reused_metrics(experiences[len(fresh) :], step=self.position.step)
+        metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)}) | drawing
         if stage.importance != "none":
             metrics["importance/effective_fraction"] = effective_fraction(metrics)
         metrics |= row_metrics(rows) | sample_metrics(rows)
         metrics |= {f"time/{name}": value for name, value in times.items()}
-        metrics["time/rollout_tokens_per_s"] = tokens_per_s(experiences)
+        metrics["time/rollout_tokens_per_s"] = tokens_per_s(fresh)
         metrics |= run.coefficients.metrics(now)
         if stage.success_window is not None:
             metrics["curriculum/kept_fraction"] = run.curriculum.kept_fraction
@@ -289,52 +294,6 @@ class Trainer:
                 oldest=step - settings.checkpoint_every * (settings.keep_checkpoints + 1),
                 is_main=self.accelerator.is_main_process,
             )
-
-    def _scored_samples(
-        self, stage: Stage, times: dict[str, float]
-    ) -> tuple[Sequence[Rollout], list[list[Sample]], Sequence[Scores]]:
-        """Roll out and score, or take what was rolled out and scored before a stop."""
-        run, step = self.runs[self.position.stage], self.position.step + 1
-        with clock(times, "sync_s"):
-            self.engine.sync(self.policy, self.position.step)
-        with self.keeper.may_stop(), clock(times, "rollout_s"):
-            known = self.keeper.scored(step)
-            rollouts = self._roll_out(stage) if known is None else known.rollouts
-            samples = [samples_of(self.policy, self.tokenizer, rollout) for rollout in rollouts]
-        if known is not None:
-            times["reward_s"] = 0.0
-            run.load_state_dict(known.cursor)
-            return rollouts, samples, known.scores
-        with self.keeper.may_stop(), clock(times, "reward_s"):
-            scored = self.rewards.of(stage).score([s for part in samples for s in part])
-            scores = split_scores(scored, samples)
-        self.keeper.keep_scored(step, ScoredStep(rollouts=rollouts, scores=scores, cursor=run.state_dict()))
-        return rollouts, samples, scores
-
-    def _roll_out(self, stage: Stage) -> list[Rollout]:
-        """Sample from this rank's share of the next prompts."""
-        run, size = self.runs[self.position.stage], self.settings.micro_prompts
-        step = self.position.step + 1
-        self.failures.at(f"stage {stage.name}, step {step}")
-        prompts = run.next_prompts(self.position.stage_step)
-        self.failures.at(
-            f"stage {stage.name}, step {step}, prompts {', '.join(prompt.key for prompt in prompts)}"
-        )
-        first = self._first_prompt(len(prompts))
-        from_data = run.is_critic_only(self.position.stage_step) and stage.critic_warmup_from == "data"
-        return [
-            rollout
-            for start in range(0, len(prompts), size)
-            for rollout in roll_out(
-                TrueResponses(self.policy) if from_data else self.engine,
-                prompts[start : start + size],
-                group_size=stage.group_size,
-                length=self.policy.max_response_length(prompts[start].direction, stage.max_words),
-                sampling=stage.sampling,
-                seeds=[(self.settings.seed, step, first + start + i) for i in range(size)],
-                micro_prompts=size,
-            )
-        ]
 
     def _look(
         self, stage: Stage, experiences: Sequence[Experience], outputs: Sequence[PolicyOutput]

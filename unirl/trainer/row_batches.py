@@ -22,10 +22,12 @@ __all__ = [
     "every_nth_prompt",
     "join_experiences",
     "join_rollouts",
+    "move_rollout",
     "replay_rollouts",
     "row_lengths",
     "take_experience",
     "take_rollout",
+    "take_scores",
 ]
 
 Record = TypeVar("Record", Rollout, Experience, TokenOrigin)
@@ -43,7 +45,7 @@ def every_nth_prompt(experience: Experience, first: int, n: int) -> Experience:
     return dataclasses.replace(
         taken,
         rollout=dataclasses.replace(taken.rollout, prompts=[rollout.prompts[p] for p in picked]),
-        scores=_take_scores(experience.scores, rows.tolist()),
+        scores=take_scores(experience.scores, rows.tolist()),
     )
 
 
@@ -70,7 +72,7 @@ def take_experience(experience: Experience, rows: Sequence[int]) -> Experience:
     index = torch.tensor(list(rows), device=experience.loss_mask.device)
     response = rollout.response_mask.shape[1]
     taken = _each_tensor(experience, lambda name, value: value[index][:, :response], skip=("rollout",))
-    return dataclasses.replace(taken, rollout=rollout, scores=_take_scores(experience.scores, rows))
+    return dataclasses.replace(taken, rollout=rollout, scores=take_scores(experience.scores, rows))
 
 
 def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
@@ -103,17 +105,10 @@ def join_experiences(experiences: Sequence[Experience]) -> Experience:
         _each_tensor(part, _padder(0, length - part.loss_mask.shape[1]), skip=("rollout",))
         for part in experiences
     ]
-    scores = [part.scores for part in experiences]
     return dataclasses.replace(
         _concatenate(padded, skip=("rollout",)),
         rollout=rollout,
-        scores=Scores(
-            total=np.concatenate([part.total for part in scores]),
-            components={
-                name: np.concatenate([part.components[name] for part in scores])
-                for name in scores[0].components
-            },
-        ),
+        scores=Scores.joined([part.scores for part in experiences]),
     )
 
 
@@ -233,7 +228,8 @@ def _longest(lengths: Sequence[RowLength]) -> RowLength:
     return max(prompt for prompt, _ in lengths), max(response for _, response in lengths)
 
 
-def _take_scores(scores: Scores, rows: Sequence[int]) -> Scores:
+def take_scores(scores: Scores, rows: Sequence[int]) -> Scores:
+    """Scores of some rows."""
     picked = list(rows)
     return Scores(
         total=scores.total[picked],
@@ -250,6 +246,11 @@ def _padder(prompt: int, response: int) -> Callable[[str, Tensor], Tensor]:
         return nn.functional.pad(value, (prompt if name in FULL else 0, response))
 
     return pad
+
+
+def move_rollout(rollout: Rollout, device: torch.device | str) -> Rollout:
+    """The same rows on another device."""
+    return _each_tensor(rollout, lambda name, value: value.to(device))
 
 
 def _to(experience: Experience, device: torch.device | str) -> Experience:

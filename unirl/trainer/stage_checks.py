@@ -52,6 +52,8 @@ STAGE_RANGES = {
         "updates_per_step",
         "epochs",
         "importance_limit",
+        "sampling_rounds",
+        "offline_staleness",
         "success_every",
         "success_steps",
     ),
@@ -60,6 +62,7 @@ STAGE_RANGES = {
         "warmup_steps",
         "critic_warmup_steps",
         "reference_every",
+        "offline_prompts",
         "plateau_evaluations",
         "plateau_gain",
         "clip_low",
@@ -164,6 +167,7 @@ def check_stages(
                 f"{place}: replay_prompts {stage.replay_prompts} is not a multiple of {world_size} ranks x "
                 f"updates_per_step {stage.updates_per_step}"
             )
+        wrong.extend(_wrong_reuse(stage, place, world_size))
         if num_prompts is not None and num_prompts[stage.name] < stage.prompts_per_step:
             wrong.append(
                 f"{place}: {stage.prompts!r} selects {num_prompts[stage.name]} prompts, "
@@ -211,6 +215,32 @@ def _wrong_critic(stage: Stage, place: str) -> list[str]:
     unknown = [part for part in stage.carry if part not in get_args(Carried)]
     if unknown:
         wrong.append(f"{place}: carry names {unknown[0]!r}{nearest(unknown[0], get_args(Carried))}")
+    return wrong
+
+
+def _wrong_reuse(stage: Stage, place: str, world_size: int) -> list[str]:
+    """Samples drawn again, and samples used again."""
+    wrong = []
+    if stage.sampling_rounds > 1 and stage.group_size == 1:
+        wrong.append(
+            f"{place}: sampling_rounds {stage.sampling_rounds} looks for samples of a prompt that differ in "
+            "reward, and group_size is 1; take 2 or more, or sampling_rounds=1"
+        )
+    if not stage.offline_prompts:
+        return wrong
+    unit = world_size * stage.updates_per_step
+    if stage.offline_prompts % unit:
+        wrong.append(
+            f"{place}: offline_prompts {stage.offline_prompts} is not a multiple of {world_size} ranks x "
+            f"updates_per_step {stage.updates_per_step}"
+        )
+    if stage.importance == "none":
+        wrong.append(
+            f"{place}: offline_prompts {stage.offline_prompts} learns from samples of an older policy, and "
+            "importance is none; set importance to token or sequence"
+        )
+    if stage.direction == "both":
+        wrong.append(f"{place}: offline_prompts {stage.offline_prompts} needs a stage of one direction")
     return wrong
 
 

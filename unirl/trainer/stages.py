@@ -96,6 +96,14 @@ class Stage:
     """P, over all ranks."""
     group_size: int = 8
     """G."""
+    sampling_rounds: int = 1
+    """Rollouts of a step at most, each of `prompts_per_step` further prompts, until so many prompts have
+    samples that differ in reward (dynamic sampling); 1 takes what comes."""
+    offline_prompts: int = 0
+    """Groups of earlier samples of the stage, out of the run's experience, that each step also learns from,
+    over all ranks. Set `importance`: their weights cover the way from the policy that drew them."""
+    offline_staleness: int = 4
+    """Steps that they may be old."""
     temperature: float = 1.0
     guidance: float = 1.0
     """How far past the conditional logits tokens are drawn: uncond + guidance (cond - uncond). 1 is off."""

@@ -111,6 +111,11 @@ class StateKeeper:
         # A rank that left a collective of the sharded model would keep the others waiting in it.
         self._may_interrupt = not any(isinstance(p, DTensor) for p in model.parameters())
 
+    @property
+    def accelerator(self) -> Accelerator:
+        """Says which rank this is."""
+        return self._accelerator
+
     def resume(self) -> dict[str, Any] | None:
         """Load the newest whole checkpoint; return the state that was saved with it, None for a new run.
 

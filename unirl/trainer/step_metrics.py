@@ -22,10 +22,10 @@ __all__ = ["clock", "rollout_metrics", "row_metrics", "tokens_per_s"]
 
 @contextmanager
 def clock(times: dict[str, float], name: str) -> Iterator[None]:
-    """Note the seconds that a block takes, under a name."""
+    """Add the seconds that a block takes, under a name."""
     started = time.perf_counter()
     yield
-    times[name] = time.perf_counter() - started
+    times[name] = times.get(name, 0.0) + time.perf_counter() - started
 
 
 def rollout_metrics(experience: Experience, output: PolicyOutput, stage: Stage) -> dict[str, Tensor]:
