@@ -22,6 +22,7 @@ from unirl.trainer.evaluate import Evaluation, evaluate_policy, evaluation_sampl
 from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory
+from unirl.trainer.stage_rewards import StageRewards
 from unirl.types import Direction
 
 __all__ = ["evaluate_run"]
@@ -56,7 +57,7 @@ def evaluate_run(
     Raises:
         ConfigError: If the run has no such weights; names those that it has.
     """
-    if not (run / "models" / "reward").is_dir():
+    if not (run / "models" / ("sft" if recipe.reward is None else "reward")).is_dir():
         raise ConfigError(f"{run}: its models are not prepared yet; `unirl resume {run}` goes on with it")
     store = FeatureStore.open(run / "store", snapshot=RunDirectory(run).snapshot())
     tokenizer = ImageTokenizer.load(run / "models" / "tokenizer")
@@ -64,6 +65,7 @@ def evaluate_run(
     seed = recipe.settings.seed if seed is None else seed
     view = select_prompts(store, recipe.evaluation_rows)[: num_prompts or recipe.num_evaluation_prompts]
     accelerator = accelerator or Accelerator()
+    rewards = _rewards(recipe, run)
     found: dict[Direction, Evaluation] = {}
     with closing(open_engine(recipe.settings.rollout, policy)) as engine:
         engine.sync(policy, 0)
@@ -73,7 +75,7 @@ def evaluate_run(
                 policy,
                 tokenizer,
                 all_prompts(view, direction, image_size=tokenizer.image_size),
-                recipe.scoring.reward(run / "models" / "reward"),
+                rewards.of_direction(direction),
                 recipe.data.judge(seed=recipe.settings.seed),
                 engine=engine,
                 sampling=evaluation_sampling(recipe.stages, direction),
@@ -81,6 +83,12 @@ def evaluate_run(
                 max_words=max(stage.max_words for stage in recipe.stages),
             )
     return name, found
+
+
+def _rewards(recipe: Recipe, run: Path) -> StageRewards:
+    model = run / "models" / "reward"
+    own = {stage.name: stage.scoring.reward(model) for stage in recipe.stages if stage.scoring is not None}
+    return StageRewards(recipe.scoring.reward(model), own, recipe.stages)
 
 
 def _policy(recipe: Recipe, run: Path, weights: str) -> tuple[str, Policy]:

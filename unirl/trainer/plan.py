@@ -30,7 +30,7 @@ from unirl.trainer.stages import Stage
 __all__ = ["PARTS", "RunPlan", "StagePlan", "plan_run"]
 
 PARTS = ("store", "models/tokenizer", "models/sft", "models/reward")
-"""What a run prepares before RL, in order, under its directory."""
+"""What a run prepares before RL, in order, under its directory; the last only with a reward model."""
 SPECIALS_AROUND_PICTURE = 2
 SHOWN_WORDS = 5
 
@@ -134,7 +134,7 @@ def plan_run(recipe: Recipe, run: Path, *, world_size: int = 1) -> RunPlan:
         num_rows=None if store is None else len(store),
         rows=rows,
         stages=tuple(_stage_plan(stage, recipe, policy, counts, world_size) for stage in recipe.stages),
-        prepared={part: (run / part).is_dir() for part in PARTS},
+        prepared={part: (run / part).is_dir() for part in PARTS[: 3 if recipe.reward is None else 4]},
         vocabulary={} if policy is None else _vocabulary_sizes(recipe, policy),
         parameters={} if policy is None else _parameters(policy),
         memory_bytes={} if policy is None else _memory(recipe, policy, store, world_size),
@@ -167,7 +167,9 @@ def _open_store(recipe: Recipe, run: Path, problems: list[str]) -> FeatureStore 
 
 
 def _conditions(recipe: Recipe) -> dict[str, str]:
-    named = ("tokenizer_rows", "warm_up_rows", "reward_rows", "evaluation_rows")
+    named = ["tokenizer_rows", "warm_up_rows", "reward_rows", "evaluation_rows"]
+    if recipe.reward is None:
+        named.remove("reward_rows")
     return {
         **{name: getattr(recipe, name) for name in named},
         **{f"{stage.name}.prompts": stage.prompts for stage in recipe.stages},
@@ -176,7 +178,8 @@ def _conditions(recipe: Recipe) -> dict[str, str]:
 
 def _count_rows(recipe: Recipe, store: FeatureStore, problems: list[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for name, condition in _conditions(recipe).items():
+    conditions = _conditions(recipe)
+    for name, condition in conditions.items():
         try:
             counts[name] = len(store.select(condition))
         except QueryError as error:
@@ -184,12 +187,9 @@ def _count_rows(recipe: Recipe, store: FeatureStore, problems: list[str]) -> dic
             continue
         if not counts[name]:
             problems.append(f"{name}: no row of {store.url} where {condition}")
-    trained = " OR ".join(f"({c})" for n, c in _conditions(recipe).items() if n != "evaluation_rows")
-    if "evaluation_rows" in counts:
-        try:
-            shared = len(store.select(f"({recipe.evaluation_rows}) AND ({trained})"))
-        except QueryError:
-            return counts
+    trained = " OR ".join(f"({conditions[name]})" for name in counts if name != "evaluation_rows")
+    if trained and "evaluation_rows" in counts:
+        shared = len(store.select(f"({recipe.evaluation_rows}) AND ({trained})"))
         if shared:
             problems.append(
                 f"evaluation_rows: {shared} of its rows are also trained on; hold them out of the others"
@@ -225,17 +225,20 @@ def _check_captions(
     longest = max(captions, key=lambda text: len(vocabulary.words(text)), default="")
     num_words = len(vocabulary.words(longest))
     picture = vocabulary.grid.response_length + SPECIALS_AROUND_PICTURE
+    shown = picture * _num_pictures(recipe)
     for stage in recipe.stages:
-        words = max(num_words if d == "image" else stage.max_words + 1 for d in stage.directions)
-        needed = 1 + picture + words
+        needed = max(
+            1 + (picture + num_words if direction == "image" else shown + stage.max_words + 1)
+            for direction in stage.directions
+        )
         if needed > positions:
             problems.append(
                 f"stage {stage.name}: prompt and response take {needed} positions, the policy has "
                 f"{positions}; raise sft.config.max_length to {needed} or more, or leave long captions out"
             )
-    if 1 + picture + num_words + 1 > positions:
+    if 1 + shown + num_words + 1 > positions:
         problems.append(
-            f"the longest caption has {num_words} words, with its picture {picture + num_words + 2} "
+            f"the longest caption has {num_words} words, with its picture {shown + num_words + 2} "
             f"positions, the policy has {positions}: {longest[:60]!r}; raise sft.config.max_length or leave "
             "it out"
         )
@@ -262,6 +265,11 @@ def _captions(recipe: Recipe, store: FeatureStore | None) -> Sequence[str]:
     return captions
 
 
+def _num_pictures(recipe: Recipe) -> int:
+    """Pictures that a prompt to be answered with text shows: one, or the frames of its clip."""
+    return 1 if recipe.clip is None else recipe.clip.num_frames
+
+
 def _memory(recipe: Recipe, policy: Policy, store: FeatureStore | None, world_size: int) -> Mapping[str, int]:
     """The estimate of the stage that takes most."""
     vocabulary, config = policy.vocabulary, recipe.sft.config
@@ -269,14 +277,15 @@ def _memory(recipe: Recipe, policy: Policy, store: FeatureStore | None, world_si
         config.llama(vocabulary), num_parameters=sum(p.numel() for p in policy.lm.parameters())
     )
     longest = max((len(vocabulary.words(text)) for text in _captions(recipe, store)), default=0)
-    picture = vocabulary.grid.response_length + SPECIALS_AROUND_PICTURE
+    shown = (vocabulary.grid.response_length + SPECIALS_AROUND_PICTURE) * _num_pictures(recipe)
     estimates = [
         estimate_memory(
             shape,
             stage_plan(
                 stage,
                 recipe.settings,
-                prompt_length=1 + (longest + 1 if direction == "image" else picture),
+                prompt_length=1 + (longest + 1 if direction == "image" else shown),
+                ranks=world_size if recipe.settings.distribution.sharding == "fsdp2" else 1,
                 response_length=policy.max_response_length(direction, stage.max_words),
                 trained_parameters=lora_parameters(shape, recipe.lora_rank) if recipe.lora_rank else None,
             ),

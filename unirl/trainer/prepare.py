@@ -64,7 +64,7 @@ def require_sources(recipe: Recipe) -> None:
     named = {
         "tokenizer.model": recipe.tokenizer.model,
         "sft.model": recipe.sft.model,
-        "reward.model": recipe.reward.model,
+        "reward.model": None if recipe.reward is None else recipe.reward.model,
     }
     wrong = [
         f"{setting}: {model}: no config.json, so this is no model's folder"

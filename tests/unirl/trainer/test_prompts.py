@@ -9,6 +9,7 @@ import pytest
 
 from storage import FeatureStore
 from unirl.errors import ConfigError
+from unirl.trainer.prepare import encode_pictures
 from unirl.trainer.prompts import PromptSource, all_prompts, select_prompts
 
 
@@ -94,3 +95,34 @@ def test_a_store_without_codes_names_the_command(toy: SimpleNamespace, tmp_path:
 def test_a_condition_that_selects_nothing_is_said(toy_store: FeatureStore) -> None:
     with pytest.raises(ConfigError, match=r"no row where split = 'rll'; see `unirl info"):
         select_prompts(toy_store, "split = 'rll'")
+
+
+@pytest.fixture
+def prompt_list(toy: SimpleNamespace, tmp_path: Path) -> FeatureStore:
+    """The toy store without codes, and four prompts without a picture."""
+    store = toy.make_store(tmp_path / "store", encoded=False)
+    with store.writer(message="prompts") as writer:
+        for number in range(4):
+            writer.add(f"list/{number}", caption=toy.CAPTIONS[number], split="list")
+    return store.refresh()
+
+
+def test_rows_without_a_picture_get_no_codes(toy: SimpleNamespace, prompt_list: FeatureStore) -> None:
+    tokenizer = toy.make_tokenizer()
+    for _ in range(2):
+        encode_pictures(Path(prompt_list.path), tokenizer)
+    store = prompt_list.refresh()
+    assert store.snapshot.id == 3, "what is encoded is not encoded again"
+    codes = store.tensor("image_codes")
+    assert codes.has(store.select("split <> 'list'").rows).all()
+    assert not codes.has(store.select("split = 'list'").rows).any()
+
+
+def test_prompts_without_a_picture_can_be_drawn(toy: SimpleNamespace, prompt_list: FeatureStore) -> None:
+    encode_pictures(Path(prompt_list.path), toy.make_tokenizer())
+    view = prompt_list.refresh().select("split = 'list' OR row < 2")
+    prompts = all_prompts(view, "image", image_size=8)
+    assert [prompt.caption for prompt in prompts][-4:] == list(toy.CAPTIONS[:4])
+    assert all(prompt.image is None and prompt.codes is None for prompt in prompts)
+    stream = PromptSource(view, "image", image_size=8, prompts_per_step=3, seed=0)
+    assert len(stream.next()) == 3

@@ -1,0 +1,118 @@
+"""A plan says what a run would do and everything that stands in its way, and writes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recipes.motion import motion
+from recipes.own_data import OwnData, own_data
+from recipes.shapes import shapes
+from storage import FeatureStore
+from unirl.config import replace_settings
+from unirl.policies.token_lm import TokenLM
+from unirl.policies.vocabulary import JointVocabulary
+from unirl.trainer.plan import plan_run
+from unirl.trainer.recipe import Recipe
+from unirl.trainer.run_directory import RunDirectory
+from unirl.trainer.run_record import recipe_record
+
+SMALL = ("text.prompts_per_step=8", "image.prompts_per_step=8", "num_evaluation_prompts=2")
+
+
+def own(store: FeatureStore, *settings: str) -> Recipe:
+    recipe = replace(own_data(), data=OwnData(store=str(store.path)))
+    return replace_settings(recipe, [*SMALL, *settings])
+
+
+def test_a_recipe_that_makes_its_data_can_start(tmp_path: Path) -> None:
+    recipe = shapes(seed=4)
+    plan = plan_run(recipe, tmp_path / "run", world_size=2)
+    assert plan.problems == () and plan.store is None and plan.rows == {} and plan.seed == 4
+    assert [stage.name for stage in plan.stages] == ["text", "image"]
+    text, image = plan.stages
+    assert (text.samples_per_step, text.micro_batches, text.optimizer_steps) == (128, 1, 20)
+    assert (text.max_response_tokens, image.max_response_tokens) == (9, 64)
+    assert not any(plan.prepared.values()) and list(tmp_path.iterdir()) == []
+
+
+def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:
+    recipe = shapes()
+    vocabulary = JointVocabulary.from_captions(recipe.data.captions(), num_codes=128, rows=8, columns=8)
+    policy = TokenLM.create(recipe.sft.config, vocabulary, seed=0)
+    plan = plan_run(recipe, tmp_path / "run")
+    assert plan.parameters["policy"] == sum(p.numel() for p in policy.lm.parameters())
+    assert plan.parameters["critic"] == sum(p.numel() for p in policy.critic.parameters())
+    assert plan.vocabulary["text_ids"] + plan.vocabulary["image_codes"] == vocabulary.size
+    assert plan.memory_bytes["peak"] >= plan.memory_bytes["weights"] >= 4 * plan.parameters["policy"]
+
+
+def test_rows_of_a_store_are_counted(toy_store: FeatureStore, tmp_path: Path) -> None:
+    plan = plan_run(own(toy_store), tmp_path / "run")
+    assert plan.problems == (), plan.problems
+    assert plan.num_rows == 32
+    assert plan.rows["text.prompts"] + plan.rows["evaluation_rows"] == 32
+    assert plan.stages[0].num_prompts == plan.rows["text.prompts"]
+
+
+def test_everything_that_is_wrong_is_told_at_once(toy_store: FeatureStore, tmp_path: Path) -> None:
+    wrong = (
+        *("text.prompts_per_step=7", "text.top_p=0.5", "image.prompts=shade > 3", "sft.config.max_length=40"),
+        *("evaluation_rows=true", "reward.model=nowhere", "text.max_words=2", "warm_up_rows=row < 0"),
+    )
+    plan = plan_run(own(toy_store, *wrong), tmp_path / "run", world_size=2)
+    told = "\n".join(plan.problems)
+    for words in (
+        "prompts_per_step 7 is not a multiple of 2 ranks x micro_prompts 8",
+        "top_p is 0.5",
+        "image.prompts: the query failed: there is no column 'shade'",
+        "the policy has 40; raise sft.config.max_length",
+        "28 of its rows are also trained on",
+        "reward.model: nowhere: no config.json",
+        "warm_up_rows: no row",
+    ):
+        assert words in told, told
+    assert "the longest caption has 3 words, answers are cut at max_words 2" in plan.notes[0]
+
+
+def test_words_that_the_vocabulary_lacks_are_told(toy_store: FeatureStore, tmp_path: Path) -> None:
+    class Forgetful(OwnData):
+        def captions(self) -> list[str]:
+            return ["black and white"]
+
+    recipe = replace(own(toy_store), data=Forgetful(store=str(toy_store.path)))
+    (problem,) = plan_run(recipe, tmp_path / "run").problems
+    assert "captions have words that the vocabulary lacks" in problem
+
+
+def test_a_directory_with_another_run_is_told(toy_store: FeatureStore, tmp_path: Path) -> None:
+    recipe = own(toy_store)
+    RunDirectory(tmp_path).record(recipe="own_data", config=recipe_record(recipe), seed=0, assignments=[])
+    assert plan_run(recipe, tmp_path).problems == ()
+    (problem,) = plan_run(replace_settings(recipe, ["text.steps=3"]), tmp_path).problems
+    assert "holds a run with config.stages.0.steps = 60, asked for 3" in problem
+
+
+def test_a_recipe_of_videos_without_a_reward_model(tmp_path: Path) -> None:
+    """Its prompts show every frame, and there is no reward to prepare."""
+    recipe = motion()
+    plan = plan_run(recipe, tmp_path / "run")
+    assert plan.problems == () and "models/reward" not in plan.prepared
+    short = replace_settings(recipe, ["sft.config.max_length=32"])
+    assert any(
+        "raise sft.config.max_length" in problem for problem in plan_run(short, tmp_path / "r").problems
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_each_rank_needs_an_evaluation_prompt(
+    toy_store: FeatureStore, toy: SimpleNamespace, tmp_path: Path, world_size: int
+) -> None:
+    recipe = own(toy_store, "evaluation_rows=key = 'toy/00'", "text.prompts=key <> 'toy/00'")
+    recipe = replace_settings(recipe, ["image.prompts=key <> 'toy/00'", "tokenizer_rows=key <> 'toy/00'"])
+    recipe = replace_settings(recipe, ["warm_up_rows=key <> 'toy/00'", "reward_rows=key <> 'toy/00'"])
+    told = plan_run(recipe, tmp_path / "run", world_size=world_size).problems
+    assert any("evaluation_rows: 1 prompts for 3 ranks" in problem for problem in told) == (world_size == 3)
