@@ -24,7 +24,7 @@ from unirl.policies.vocabulary import JointVocabulary
 from unirl.trainer.loop import Trainer
 from unirl.trainer.prompts import all_prompts
 from unirl.trainer.run_directory import RunDirectory
-from unirl.trainer.stages import RunSettings, Stage
+from unirl.trainer.stages import Lesson, ModalitySettings, RunSettings, Stage
 from unirl.trainer.tensor_pieces import PieceReader, piece_of
 from unirl.types import Direction, Prompt, Sample, Scores
 
@@ -61,6 +61,46 @@ STAGES = (
         replay_prompts=4,
     ),
 )
+MANY_THINGS = (
+    Stage(
+        name="again",
+        direction="text",
+        prompts="split = 'rl'",
+        steps=4,
+        prompts_per_step=4,
+        group_size=2,
+        max_words=3,
+        warmup_steps=2,
+        learning_rate=2e-3,
+        algorithm="dapo",
+        sampling_rounds=3,
+        offline_prompts=4,
+        importance="token",
+        success_window=(0.01, 1.0),
+        success_every=2,
+        curriculum=(Lesson(from_step=3, prompts="true"),),
+        reference_every=2,
+    ),
+    Stage(
+        name="both",
+        direction="both",
+        prompts="split = 'rl'",
+        steps=3,
+        prompts_per_step=8,
+        group_size=2,
+        max_words=3,
+        warmup_steps=2,
+        learning_rate=2e-3,
+        carry=("critic",),
+        advantage_norm="modality",
+        critic_warmup_steps=1,
+        critic_warmup_from="data",
+        entropy_target=50.0,
+        image=ModalitySettings(loss_weight=0.5, kl_coef=0.3),
+        kl_budget=100.0,
+    ),
+)
+"""Everything that a stage can do beyond the plain steps of `STAGES`."""
 SETTINGS = RunSettings(seed=3, micro_prompts=2, checkpoint_every=2, keep_checkpoints=2)
 
 

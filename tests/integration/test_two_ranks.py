@@ -58,6 +58,20 @@ def test_two_ranks_give_the_losses_and_rows_of_one(
     assert_close_run(toy, tmp_path / "run", whole_run)
 
 
+def test_stages_that_do_many_things_do_them_alike_on_two_ranks(
+    toy_run: Callable[..., tuple[int | None, str]],
+    launch_toy_run: Launch,
+    toy: SimpleNamespace,
+    tmp_path: Path,
+) -> None:
+    """Drawn again, learnt from again, both directions, prompts at rest, rows packed under a budget."""
+    code, said = toy_run(tmp_path / "one", "--many-things")
+    assert code == 0, said
+    done = launch_toy_run(TORCHRUN, tmp_path / "two", "--many-things")
+    assert done.returncode == 0, done.stderr
+    assert_close_run(toy, tmp_path / "two", tmp_path / "one")
+
+
 def test_a_run_goes_on_with_another_number_of_ranks(
     toy_run: Callable[..., tuple[int | None, str]],
     launch_toy_run: Launch,

@@ -46,6 +46,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts-per-step", type=int, default=TOY.STAGES[0].prompts_per_step)
     parser.add_argument("--fail-on-rank", type=int, help="the reward fails there in the second step")
     parser.add_argument("--sharding", default="none")
+    parser.add_argument("--many-things", action="store_true", help="stages that do all that stages can")
     arguments = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING)
     torch.set_num_threads(1)
@@ -66,8 +67,14 @@ def main(given: Sequence[str] | None = None) -> None:
         TOY.make_trainer(
             arguments.run,
             FeatureStore.open(arguments.store),
-            stages=[replace(stage, prompts_per_step=arguments.prompts_per_step) for stage in TOY.STAGES],
-            settings=replace(TOY.SETTINGS, distribution=distribution),
+            stages=TOY.MANY_THINGS
+            if arguments.many_things
+            else [replace(stage, prompts_per_step=arguments.prompts_per_step) for stage in TOY.STAGES],
+            settings=replace(
+                TOY.SETTINGS,
+                distribution=distribution,
+                micro_batch_tokens=48 if arguments.many_things else 0,
+            ),
             accelerator=accelerator,
             reward=reward,
             on_step=on_step,
