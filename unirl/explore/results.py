@@ -160,7 +160,9 @@ def _from_summary(row: Line) -> StageResult:
 
 def _direction(stage: str, train: Sequence[Line], evals: Sequence[Line]) -> str:
     """The direction that a stage trains: from its lines, else a stage is named after its direction."""
-    named = [str(line["direction"]) for line in (*train, *evals) if line.get("direction")]
+    named = [
+        str(line["direction"]) for line in (*train, *evals) if line.get("direction") not in (None, "both")
+    ]
     return stage if stage in named or not named else named[0]
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from unirl.config import replace_settings
 from unirl.errors import ConfigError
 from unirl.trainer.stage_checks import check_stages
-from unirl.trainer.stages import RunSettings, Stage
+from unirl.trainer.stages import Lesson, ModalitySettings, RunSettings, Stage
 
 STAGE = Stage(name="text", direction="text", prompts="split = 'rl'", steps=3)
 SETTINGS = RunSettings()
@@ -55,6 +56,26 @@ def test_samples_per_step() -> None:
         ({"kl_target": 0.0}, r"kl_target must be above 0, found 0\.0"),
         ({"warmup_steps": -1}, r"warmup_steps must be 0 or more, found -1"),
         ({"max_words": 0}, r"max_words must be 1 or more, found 0"),
+        ({"critic_warmup_steps": 2, "algorithm": "grpo"}, r"trains the critic alone, and grpo has none"),
+        ({"critic_warmup_steps": 3}, r"critic_warmup_steps 3 leaves none of 3 steps to the policy"),
+        ({"carry": ("critics",)}, r"carry names 'critics'; did you mean 'critic'\?"),
+        ({"text": ModalitySettings(kl_coef=-1.0)}, r"stage text, text: kl_coef must be 0 or more, found -1"),
+        (
+            {"image": ModalitySettings(entropy_target=0.0)},
+            r"stage text, image: entropy_target must be above 0",
+        ),
+        ({"direction": "both", "prompts_per_step": 8}, r"micro_prompts 8 x 2 directions = 16"),
+        ({"direction": "both", "replay_prompts": 4}, r"a stage of both trains both; set it to 0"),
+        ({"plateau_evaluations": 2}, r"needs evaluations inside the stage; set evaluate_every"),
+        ({"kl_budget": 0.0}, r"kl_budget must be above 0"),
+        ({"success_window": (0.9, 0.1)}, r"success_window \(0\.9, 0\.1\) holds no rate"),
+        ({"success_of": "likes"}, r"success_of is 'likes'; give reward, or reward/COMPONENT"),
+        (
+            {"curriculum": (Lesson(from_step=0, prompts="true"),)},
+            r"curriculum begins at steps \[0\]; give steps from 1 on",
+        ),
+        ({"sampling_rounds": 2, "group_size": 1}, r"sampling_rounds 2 looks for samples .* group_size is 1"),
+        ({"reference_every": -1}, r"reference_every must be 0 or more"),
         ({"name": "a/b"}, r"stage a/b: the name needs letters, digits"),
         ({"name": "start"}, r"'start' is taken by the evaluation before training"),
     ],
@@ -72,11 +93,32 @@ def test_a_stage_that_cannot_work(changes: dict[str, object], message: str) -> N
         ({"keep_checkpoints": 0}, r"settings: keep_checkpoints must be 1 or more, found 0"),
         ({"evaluate_every": -1}, r"settings: evaluate_every must be 0 or more, found -1"),
         ({"seed": -1}, r"settings: seed must be 0 or more, found -1"),
+        ({"micro_batch_tokens": -1}, r"settings: micro_batch_tokens must be 0 or more, found -1"),
+        ({"logits_chunk": -1}, r"settings: logits_chunk must be 0 or more, found -1"),
     ],
 )
 def test_settings_that_cannot_work(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check([STAGE], replace(SETTINGS, **changes))
+
+
+def test_each_modality_has_its_own_coefficients() -> None:
+    stage = replace(
+        STAGE, direction="both", kl_coef=0.1, image=ModalitySettings(kl_coef=0.3, loss_weight=0.5)
+    )
+    assert stage.directions == ("text", "image")
+    assert (stage.of("text").kl_coef, stage.of("image").kl_coef) == (0.1, 0.3)
+    assert (stage.loss_weight("text"), stage.loss_weight("image")) == (1.0, 0.5)
+    assert STAGE.of("text") == STAGE
+
+
+def test_a_modality_is_set_by_name_on_the_command_line() -> None:
+    changed = replace_settings(
+        STAGE, ["image.kl_coef=0.3", "carry=critic,reference", "success_window=0.1,0.9"]
+    )
+    assert changed.image.kl_coef == 0.3
+    assert changed.carry == ("critic", "reference")
+    assert changed.success_window == (0.1, 0.9)
 
 
 def test_more_ranks_need_more_prompts() -> None:
