@@ -5,9 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import secrets
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +34,17 @@ def quote(name: str) -> str:
 
 
 # Text may exceed 2 GiB in one result, and a table name must not reach the Python variables of the caller.
-_SETTINGS: dict[str, Any] = {"arrow_large_buffer_size": True, "python_enable_replacements": False}
+# What a query holds beyond the limit, such as the runs of a sort, goes to files that it removes again.
+_SETTINGS: dict[str, Any] = {
+    "arrow_large_buffer_size": True,
+    "python_enable_replacements": False,
+    "memory_limit": "1GB",
+}
 _UNKNOWN_COLUMN = re.compile(r'Referenced column "([^"]+)" not found')
 _MANY_PARTS = 16
 _MAX_TABLE_ROWS = 1 << 18
+_MAX_TABLE_BYTES = 1 << 24
+"""Of Parquet files, which take several times as much in memory."""
 _VIEW_RUNS = 2
 _tables: weakref.WeakSet[SampleTable] = weakref.WeakSet()
 _inherited: list[duckdb.DuckDBPyConnection] = []
@@ -101,7 +111,11 @@ class SampleTable:
     def _is_worth_a_table(self) -> bool:
         """Many small files take longer to open than to hold: after a few queries they are read once."""
         parts = self._snapshot.parts
-        return len(parts) > _MANY_PARTS and sum(part.rows for part in parts) <= _MAX_TABLE_ROWS
+        return (
+            len(parts) > _MANY_PARTS
+            and sum(part.rows for part in parts) <= _MAX_TABLE_ROWS
+            and sum(part.index.bytes for part in parts) <= _MAX_TABLE_BYTES
+        )
 
     def forget_connection(self) -> None:
         """Begin anew in a forked child.
@@ -116,7 +130,9 @@ class SampleTable:
     def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
-        connection = duckdb.connect(":memory:", config=_SETTINGS)
+        # DuckDB makes and removes this folder; two connections must not share it.
+        spill = Path(tempfile.gettempdir()) / f"unirl-query-{secrets.token_hex(8)}"
+        connection = duckdb.connect(":memory:", config={**_SETTINGS, "temp_directory": str(spill)})
         if len(self._deleted):
             connection.register("arrow_deleted", pa.table({"row": from_numpy(self._deleted)}))
             connection.execute("CREATE TABLE deleted_rows AS SELECT row FROM arrow_deleted")

@@ -120,7 +120,7 @@ def test_rm_04_two_pictures_fit_both_or_the_sample_is_left_out(
     """23 tokens with one picture, 3 of the caption, 18 of the other: a cut at 24 falls between them."""
     model = QuestionModel.load(directory)
     backend = model.backend()
-    backend.max_tokens = limit
+    backend.preparer.max_tokens = limit
     reward = VlmYesNo(backend, model.question, max_failed_fraction=1.0)
     pair = replace(sample("pair"), more_images=(sample("other").image,))
     assert np.isfinite(reward.score([pair]).total[0]) == fits

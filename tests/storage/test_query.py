@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import pickle
 
 import numpy as np
@@ -201,6 +202,42 @@ def test_many_small_parts_are_held_after_a_few_queries(empty, monkeypatch):
     for path in (store.path / "index").glob("*.parquet"):
         path.unlink()
     assert store.select("n >= 1").rows.tolist() == [2, 3, 4]
+
+
+def test_parts_with_much_text_are_never_held(empty, monkeypatch):
+    monkeypatch.setattr(query_module, "_MANY_PARTS", 3)
+    for i in range(5):
+        empty.append([{"key": f"{i}", "n": i}])
+    store = empty.refresh()
+    monkeypatch.setattr(
+        query_module, "_MAX_TABLE_BYTES", sum(p.index.bytes for p in store.snapshot.parts) - 1
+    )
+    for _ in range(query_module._VIEW_RUNS + 2):
+        assert store.select("n >= 1").rows.tolist() == [1, 2, 3, 4]
+    for path in (store.path / "index").glob("*.parquet"):
+        path.unlink()
+    with pytest.raises(QueryError, match="failed"):
+        store.select("n >= 1")
+
+
+@pytest.mark.slow
+def test_a_query_that_needs_more_than_its_memory_goes_through_files(tmp_path, monkeypatch):
+    """80 MB of noise in half as much memory; the folder of the files is gone with the store."""
+    (tmp_path / "spill").mkdir()
+    monkeypatch.setattr(query_module.tempfile, "tempdir", str(tmp_path / "spill"))
+    monkeypatch.setitem(query_module._SETTINGS, "memory_limit", "40MB")
+    monkeypatch.setitem(query_module._SETTINGS, "threads", 1)
+    store, rng, num = FeatureStore.create(tmp_path / "s"), np.random.default_rng(0), 10_000
+    for part in range(16):
+        noise = [rng.bytes(250).hex() for _ in range(num)]
+        with store.writer(message="noise") as writer:
+            writer.add_rows([f"{part}/{i}" for i in range(num)], {"noise": noise})
+    store = store.refresh()
+    assert store.query("SELECT count(DISTINCT noise) FROM samples")[0].to_pylist() == [16 * num]
+    assert list((tmp_path / "spill").glob("unirl-query-*"))
+    del store
+    gc.collect()
+    assert not list((tmp_path / "spill").iterdir())
 
 
 def test_a_view_stays_as_it_is_under_later_commits(filled, filler):

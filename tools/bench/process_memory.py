@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["PeakMemory"]
+__all__ = ["PeakMemory", "private_bytes"]
 
 _EVERY_S = 0.2
 
@@ -39,10 +39,11 @@ class PeakMemory:
                 tree = [self._root, *self._root.children(recursive=True)]
             except psutil.NoSuchProcess:
                 return
-            self.peak_bytes = max(self.peak_bytes, sum(_bytes(process.pid) for process in tree))
+            self.peak_bytes = max(self.peak_bytes, sum(private_bytes(process.pid) for process in tree))
 
 
-def _bytes(pid: int) -> int:
+def private_bytes(pid: int) -> int:
+    """Anonymous and shared memory of one process, a shared page counted in parts; 0 if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

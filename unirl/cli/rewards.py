@@ -40,6 +40,9 @@ def train(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Questions or pairs in a step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Peak, after a warm-up.")] = None,
     image_size: Annotated[int, typer.Option(min=8, help="Side to which pictures are scaled.")] = 32,
+    for_vllm: Annotated[
+        bool, typer.Option("--for-vllm", help="Give a yes/no reward heads that vLLM on a CPU can run.")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Train a yes/no reward (does this picture show this caption?), or with --pairs a preference reward.
@@ -51,7 +54,9 @@ def train(
         raise typer.BadParameter("name a store, for a yes/no reward, or --pairs, for a preference")
     if pairs is None and (labels is not None or start is not None):
         raise typer.BadParameter("--labels and --from belong to --pairs")
-    from unirl.rewards import read_pairs, train_from_store, train_preference
+    if pairs is not None and for_vllm:
+        raise typer.BadParameter("--for-vllm is for a yes/no reward, and --pairs trains a preference")
+    from unirl.rewards import VLLM_TOY, VlmConfig, read_pairs, train_from_store, train_preference
 
     size = (image_size, image_size)
     if store is not None:
@@ -65,6 +70,7 @@ def train(
                 batch_size=batch_size or BATCH_SIZE,
                 learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
                 seed=seed,
+                config=VLLM_TOY if for_vllm else VlmConfig(),
             )
         typer.echo(f"{out}: {report.accuracy:.1%} right on pictures held out from training")
     elif pairs is not None:

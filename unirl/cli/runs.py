@@ -15,7 +15,7 @@ import typer
 
 from unirl.cli.output import AsJson
 from unirl.config import nearest, replace_settings
-from unirl.errors import ConfigError
+from unirl.errors import AlarmError, ConfigError
 from unirl.trainer.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ __all__ = ["RECIPES", "recipe_of", "resume", "train"]
 RECIPES: Final = "unirl.recipes"
 """Entry point group: name -> function (*, seed) that returns a `Recipe`."""
 EXIT_PROBLEMS: Final = 1
+EXIT_ALARM: Final = 4
+"""The run was ended by an alarm, with its state saved."""
 
 
 def train(
@@ -165,6 +167,9 @@ def _run(recipe: Recipe, run: Path, assignments: Sequence[str]) -> None:
     except StopAsked as stopped:
         typer.echo(f"{run}: {stopped}; the same command goes on from there", err=True)
         raise typer.Exit(REQUEUE_EXIT_CODE) from None
+    except AlarmError as alarm:
+        typer.echo(f"{run}: {alarm}", err=True)
+        raise typer.Exit(EXIT_ALARM) from None
     for stage in summary["runs"]:
         typer.echo(_stage_line(stage))
     typer.echo(f"report: {run / 'report.html'}")

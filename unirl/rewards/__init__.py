@@ -15,13 +15,14 @@ from unirl.rewards.preference import Preference
 from unirl.rewards.preference_pairs import PreferencePair, label_pairs, read_pairs, write_pairs
 from unirl.rewards.question import Question
 from unirl.rewards.rules import ExactMatch, Format, Length, Pattern
-from unirl.rewards.toy_vlm import VlmConfig
+from unirl.rewards.toy_vlm import VLLM_TOY, VlmConfig
 from unirl.rewards.train import RewardReport, train_yes_no
 from unirl.rewards.train_preference import PreferenceReport, train_preference
 from unirl.rewards.user import UserReward
 from unirl.rewards.vlm import VlmYesNo
 
 __all__ = [
+    "VLLM_TOY",
     "EmbeddingSimilarity",
     "Ensemble",
     "ExactMatch",

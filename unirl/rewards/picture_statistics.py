@@ -1,4 +1,4 @@
-"""Rewards on the numbers of a picture: brightness, entropy, and how small a JPEG of it is.
+"""Rewards on the numbers of a picture: brightness, entropy, edges, and how small a JPEG of it is.
 
 They are seldom a goal in themselves. With weight 0 in an ensemble they are watched, and with a small one they
 keep a policy from blank or noisy pictures.
@@ -18,7 +18,7 @@ from unirl.rewards.pictures import picture_problem
 from unirl.rewards.rules import Rule
 from unirl.types import Sample
 
-__all__ = ["PictureStatistic", "brightness", "entropy", "jpeg_bits"]
+__all__ = ["PictureStatistic", "brightness", "edges", "entropy", "jpeg_bits"]
 
 LUMA = np.array([0.299, 0.587, 0.114])
 JPEG_QUALITY = 90
@@ -36,6 +36,14 @@ def entropy(picture: np.ndarray) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
+def edges(picture: np.ndarray) -> float:
+    """Mean difference of luma between neighbours, down and across, from 0 (one flat colour) to 1."""
+    luma = picture @ LUMA
+    differences = [np.abs(np.diff(luma, axis=axis)) for axis in (0, 1)]
+    num = sum(part.size for part in differences)
+    return float(sum(part.sum() for part in differences) / max(num, 1) / 255)
+
+
 def jpeg_bits(picture: np.ndarray) -> float:
     """Bits per pixel of a JPEG at quality 90: small for flat pictures, large for noise."""
     encoded = simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=JPEG_QUALITY)
@@ -45,6 +53,7 @@ def jpeg_bits(picture: np.ndarray) -> float:
 STATISTICS: Final[Mapping[str, Callable[[np.ndarray], float]]] = {
     "brightness": brightness,
     "entropy": entropy,
+    "edges": edges,
     "jpeg_bits": jpeg_bits,
 }
 
@@ -53,7 +62,7 @@ class PictureStatistic(Rule):
     """A statistic of the picture as it is, or 1 inside a range of it and falling outside.
 
     Args:
-        statistic: "brightness", "entropy" or "jpeg_bits".
+        statistic: "brightness", "entropy", "edges" or "jpeg_bits".
         inside: (low, high) scores 1 inside and exp(-distance / width) outside, with width high - low.
             None scores the statistic itself.
 
@@ -63,7 +72,7 @@ class PictureStatistic(Rule):
 
     def __init__(
         self,
-        statistic: Literal["brightness", "entropy", "jpeg_bits"],
+        statistic: Literal["brightness", "entropy", "edges", "jpeg_bits"],
         *,
         inside: tuple[float, float] | None = None,
         max_failed_fraction: float = 0.1,

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLFo
 from unirl.errors import ConfigError
 from unirl.rewards.question import CAPTION, IMAGE_TOKEN, VIDEO_TOKEN, Question
 
-__all__ = ["VlmConfig", "build_model", "build_tokenizer"]
+__all__ = ["VLLM_TOY", "VlmConfig", "build_model", "build_tokenizer"]
 
 PAD, UNKNOWN, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
@@ -47,6 +47,15 @@ class VlmConfig:
                 f"reward model: {self.num_heads} heads share {self.width}, {self.vision_heads} in vision "
                 f"share {self.vision_width}; wanted a multiple of 8 channels a head, in vision of 4"
             )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"reward model: {self.num_heads} heads cannot share {self.num_kv_heads} heads of keys and "
+                "values; wanted a divisor"
+            )
+
+
+VLLM_TOY = VlmConfig(num_heads=3, num_kv_heads=1)
+"""Three heads of 32 channels instead of four of 24, which vLLM on a CPU refuses; as large otherwise."""
 
 
 def build_tokenizer(question: Question, captions: Iterable[str]) -> PreTrainedTokenizerFast:

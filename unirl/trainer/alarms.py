@@ -13,6 +13,10 @@ from typing import Any
 
 __all__ = ["Alarm", "AlarmSettings", "AlarmWatch"]
 
+_PICTURE_FLOORS = {"brightness": 0.01, "dark_fraction": 0.02, "entropy": 0.1, "edges": 0.005}
+"""Picture statistics, each with the least deviation that a shift is measured in: pictures that are all alike
+at the start may come to differ."""
+
 Line = Mapping[str, Any]
 """One line of `metrics.jsonl`."""
 
@@ -35,6 +39,8 @@ class AlarmSettings:
     """Largest divergence from the reference, nats a token."""
     length_factor: float = 3.0
     """Largest mean length, as a multiple of that of the stage's first step."""
+    picture_shift: float = 3.0
+    """How many deviations of the stage's first samples the mean of a picture statistic may move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +48,7 @@ class Alarm:
     """One alarm."""
 
     name: str
-    """reward_and_judge, equal_groups, same_answer, kl or length."""
+    """reward_and_judge, equal_groups, same_answer, kl, length or pictures."""
     stage: str
     direction: str
     step: int
@@ -74,7 +80,7 @@ class AlarmWatch:
         elif line["kind"] == "train":
             steps = self._steps.setdefault((line["stage"], line["direction"]), [])
             steps.append(line)
-            found = _limits(steps, self.settings)
+            found = _limits(steps, self.settings) + _pictures(steps, self.settings)
         else:
             return []
         known = {(alarm.name, alarm.stage, alarm.direction) for alarm in self.raised}
@@ -181,3 +187,41 @@ def _limits(steps: Sequence[Line], settings: AlarmSettings) -> list[Alarm]:
             )
         )
     return found
+
+
+def _pictures(steps: Sequence[Line], settings: AlarmSettings) -> list[Alarm]:
+    """A picture statistic of a step's samples has left those of the stage's first step, all in one direction.
+
+    It is known at each step, where reward and judge are compared at evaluations only.
+    """
+    first, last = steps[0], steps[-settings.steps :]
+    for name, floor in _PICTURE_FLOORS.items():
+        metric = f"samples/{name}"
+        mean, deviation = first.get(metric), first.get(f"{metric}_std")
+        values = [value for value in (line.get(metric) for line in last) if value is not None]
+        if mean is None or deviation is None or len(values) < settings.steps:
+            continue
+        shifts = [(value - mean) / max(deviation, floor) for value in values]
+        if min(shifts) <= settings.picture_shift and max(shifts) >= -settings.picture_shift:
+            continue
+        return [
+            Alarm(
+                name="pictures",
+                stage=first["stage"],
+                direction=first["direction"],
+                step=last[-1]["step"],
+                message=(
+                    f"since step {first['step']} the mean {name.replace('_', ' ')} of the pictures went from "
+                    f"{mean:.3g} to {values[-1]:.3g}, {abs(shifts[-1]):.1f} of their deviations then, beyond "
+                    f"{settings.picture_shift:g} for {settings.steps} steps: look at them"
+                ),
+                evidence={
+                    "alarm/since_step": float(first["step"]),
+                    f"alarm/{name}_before": mean,
+                    f"alarm/{name}_after": values[-1],
+                    "alarm/shift": shifts[-1],
+                    "alarm/limit": settings.picture_shift,
+                },
+            )
+        ]
+    return []

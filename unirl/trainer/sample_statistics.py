@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from unirl.rewards.picture_statistics import LUMA, brightness, entropy
+from unirl.rewards.picture_statistics import LUMA, brightness, edges, entropy
 
 __all__ = ["PICTURE_COLUMNS", "picture_columns", "sample_metrics"]
 
-PICTURE_COLUMNS = ("picture_brightness", "picture_dark_fraction", "picture_entropy")
+PICTURE_COLUMNS = ("picture_brightness", "picture_dark_fraction", "picture_entropy", "picture_edges")
 _DARK = 64
 """Luma under which a pixel is dark, of 255."""
 
 
 def picture_columns(picture: np.ndarray) -> dict[str, float]:
-    """Statistics of one picture, uint8 (H, W, 3): brightness and dark share in [0, 1], entropy in bits."""
+    """Statistics of one picture, uint8 (H, W, 3): all in [0, 1], but the entropy in bits."""
     dark = float(((picture @ LUMA) < _DARK).mean())
-    return dict(zip(PICTURE_COLUMNS, (brightness(picture), dark, entropy(picture))))
+    return dict(zip(PICTURE_COLUMNS, (brightness(picture), dark, entropy(picture), edges(picture))))
 
 
 def sample_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -40,8 +40,8 @@ def sample_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if (large := [group for group in groups.values() if len(group) > 1]) != []:
         metrics["samples/equal_groups_fraction"] = float(np.mean([len(set(g)) == 1 for g in large]))
     if drew:
-        metrics |= {
-            f"samples/{name.removeprefix('picture_')}": float(np.mean([row[name] for row in rows]))
-            for name in PICTURE_COLUMNS
-        }
+        for name in PICTURE_COLUMNS:
+            values = np.array([row[name] for row in rows])
+            short = f"samples/{name.removeprefix('picture_')}"
+            metrics |= {short: float(values.mean()), f"{short}_std": float(values.std())}
     return metrics

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from unirl.cli import main, runs
+from unirl.errors import AlarmError
 from unirl.trainer.loop import StopAsked
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.stages import RunSettings, Stage
@@ -44,12 +45,12 @@ class Calls:
     """Stands for `run_recipe`: keeps what it was called with."""
 
     made: list[dict[str, Any]] = field(default_factory=list)
-    stop: bool = False
+    stop: Exception | None = None
 
     def __call__(self, recipe: Recipe, run: Path, **options: Any) -> dict[str, Any]:
         self.made.append({"recipe": recipe, "run": run, **options})
-        if self.stop:
-            raise StopAsked("stopped after step 3, state saved in checkpoints")
+        if self.stop is not None:
+            raise self.stop
         numbers = {"judge_before": 0.25, "judge_after": 0.5, "reward_before": 0.1, "reward_after": 0.9}
         return {"runs": [{"stage": "text", "steps": 5, "wall_s": 12.3, **numbers}]}
 
@@ -141,10 +142,17 @@ def test_wrong_usage_names_the_nearest(unirl: Unirl, arguments: tuple[str, ...],
 def test_a_stop_on_request_ends_with_the_code_for_a_requeue(
     calls: Calls, unirl: Unirl, tmp_path: Path
 ) -> None:
-    calls.stop = True
+    calls.stop = StopAsked("stopped after step 3, state saved in checkpoints")
     code, _, said = unirl("train", "toy", "--run", str(tmp_path))
     assert code == 75
     assert "stopped after step 3" in said and "the same command goes on from there" in said
+
+
+def test_a_stop_by_an_alarm_has_a_code_of_its_own(calls: Calls, unirl: Unirl, tmp_path: Path) -> None:
+    calls.stop = AlarmError("stopped after step 3 by an alarm, state saved: the judge fell")
+    code, _, said = unirl("train", "toy", "--run", str(tmp_path))
+    assert code == 4 and "Traceback" not in said
+    assert f"{tmp_path}: stopped after step 3 by an alarm" in said.replace("\n", "")
 
 
 def test_resume_takes_recipe_seed_and_settings_from_the_run(

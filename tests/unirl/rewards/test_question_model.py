@@ -139,3 +139,5 @@ def test_saved_configuration_names_no_attention_of_ours(tiny_vlm: Path) -> None:
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match="multiple of 8"):
         VlmConfig(width=100)
+    with pytest.raises(ConfigError, match="3 heads cannot share 2 heads of keys"):
+        VlmConfig(num_heads=3)

@@ -116,7 +116,7 @@ def test_several_pictures_and_clips_are_scored_alone_as_in_company(
     for template in ("{image} do these show {caption} ?", "{clip} does this picture show {caption} ?"):
         marks = template.replace("{image}", IMAGE_MARK).replace("{clip}", CLIP_MARK)
         backend = QuestionModel.load(tiny_vlm).backend()
-        backend.max_tokens = 200
+        backend.preparer.max_tokens = 200
         asked = VlmYesNo(backend, replace(question, template=marks))
         together = asked.score(given).total
         alone = np.concatenate([asked.score([sample]).total for sample in given])

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from unirl.trainer.alarms import AlarmSettings, AlarmWatch
 
 
@@ -86,3 +88,27 @@ def test_missing_numbers_and_old_lines_raise_nothing() -> None:
         "eval/reward": None,
     }
     assert not names([old, old, train(1, kl__reference=float("nan")), {"kind": "alarm"}])
+
+
+def pictures(step: int, brightness: float, **values: float) -> dict[str, Any]:
+    return train(step, samples__brightness=brightness, samples__brightness_std=0.02, **values)
+
+
+def test_pictures_that_leave_those_of_the_first_step_are_an_alarm() -> None:
+    """0.1 darker is five of the first step's deviations."""
+    dark = [pictures(1, 0.9), pictures(2, 0.8), pictures(3, 0.8), pictures(4, 0.79)]
+    watch = AlarmWatch(AlarmSettings())
+    (alarm,) = [alarm for line in dark for alarm in watch.see(line)]
+    assert (alarm.name, alarm.step) == ("pictures", 4)
+    assert "mean brightness of the pictures went from 0.9 to 0.79, 5.5 of their deviations" in alarm.message
+    assert alarm.evidence["alarm/shift"] == pytest.approx(-5.5)
+    bright = [pictures(1, 0.5), *(pictures(step, 0.6) for step in (2, 3, 4))]
+    assert names(bright) == [("pictures", 4)]
+
+
+def test_a_small_shift_one_that_turns_and_one_that_does_not_last_raise_nothing() -> None:
+    assert not names([pictures(1, 0.9), *(pictures(step, 0.85) for step in range(2, 9))])
+    assert not names([pictures(1, 0.5), pictures(2, 0.3), pictures(3, 0.7), pictures(4, 0.3)])
+    assert not names([pictures(1, 0.9), pictures(2, 0.6), pictures(3, 0.6), pictures(4, 0.9)])
+    alike = [train(step, samples__entropy=3.0 + 0.02 * step, samples__entropy_std=0.0) for step in range(9)]
+    assert not names(alike)

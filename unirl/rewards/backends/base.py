@@ -18,6 +18,8 @@ __all__ = [
     "VlmBackend",
     "VlmRequest",
     "distinct_sequences",
+    "finite_answers",
+    "in_order",
 ]
 
 IMAGE_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -77,6 +79,11 @@ class Generation:
     """Cut by `max_new_tokens` rather than ended."""
     problem: str = ""
     """Why there is no text; "" if there is one."""
+
+    @classmethod
+    def none(cls, problem: str) -> Generation:
+        """Nothing was said, and why."""
+        return cls(text="", token_logprobs=(), truncated=False, problem=problem)
 
 
 class VlmBackend(Protocol):
@@ -139,3 +146,24 @@ def distinct_sequences(sequences: Sequence[Sequence[int]]) -> list[tuple[int, ..
         if sequence and not any(sequence[: len(shorter)] == shorter for shorter in kept):
             kept.append(sequence)
     return kept
+
+
+def finite_answers(logprobs: np.ndarray, problems: Mapping[int, str]) -> AnswerLogprobs:
+    """Exact numbers as an answer; a request with one that is not finite becomes a problem.
+
+    Args:
+        logprobs: float64 (B, N), changed in place. Rows of requests in `problems` hold NaN.
+        problems: Requests without numbers, and why.
+    """
+    found = dict(problems)
+    for index in np.flatnonzero(~np.isfinite(logprobs).all(axis=1)).tolist():
+        found.setdefault(index, "the model gave no finite number")
+        logprobs[index] = np.nan
+    is_bound = np.zeros(logprobs.shape, bool)
+    return AnswerLogprobs(logprobs=logprobs, is_bound=is_bound, problems=dict(sorted(found.items())))
+
+
+def in_order(said: Mapping[int, Generation], problems: Mapping[int, str]) -> list[Generation]:
+    """Generations and problems, by the index of their requests, as one list."""
+    whole = {**said, **{index: Generation.none(problem) for index, problem in problems.items()}}
+    return [whole[index] for index in range(len(whole))]

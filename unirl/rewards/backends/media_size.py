@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from PIL import Image
 
+from unirl.rewards.backends.base import VlmRequest
 from unirl.rewards.pictures import MAX_ASPECT
 
-__all__ = ["as_clip", "medium_problem"]
+__all__ = ["as_clip", "media_problem", "medium_problem"]
 
 
 def medium_problem(medium: np.ndarray, *, max_pixels: int) -> str | None:
@@ -21,6 +24,26 @@ def medium_problem(medium: np.ndarray, *, max_pixels: int) -> str | None:
         return f"{columns}x{rows}: sides differ more than {MAX_ASPECT} times"
     if rows * columns > max_pixels:
         return f"{columns}x{rows}: more than {max_pixels} pixels; scale it down"
+    return None
+
+
+def media_problem(
+    request: VlmRequest, ids: Sequence[int], picture_id: int, clip_id: int, *, max_pixels: int
+) -> str | None:
+    """Say in words why the media of a request cannot be shown, or None.
+
+    Args:
+        request: The question.
+        ids: It as tokens, one placeholder for each medium.
+        picture_id: Placeholder of pictures.
+        clip_id: Placeholder of clips.
+        max_pixels: Largest picture.
+    """
+    for number, medium in enumerate([*request.images, *request.clips], start=1):
+        if (problem := medium_problem(medium, max_pixels=max_pixels)) is not None:
+            return f"picture {number}: {problem}"
+    if (ids.count(picture_id), ids.count(clip_id)) != (len(request.images), len(request.clips)):
+        return "placeholder: the words of the request hold the placeholder of a picture"
     return None
 
 

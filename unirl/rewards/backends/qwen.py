@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,33 +19,20 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from unirl.errors import ShapeError
-from unirl.rewards.backends.base import AnswerLogprobs, Generation, VlmRequest
-from unirl.rewards.backends.identity import directory_identity, network_identity
-from unirl.rewards.backends.media_size import as_clip, medium_problem
-from unirl.rewards.backends.prompts import (
-    Layout,
-    PaddedPrompts,
-    Positions,
-    answer_sequences,
-    expand,
-    pad,
-    prompt_text,
+from unirl.rewards.backends.base import (
+    AnswerLogprobs,
+    Generation,
+    VlmRequest,
+    finite_answers,
+    in_order,
 )
+from unirl.rewards.backends.identity import directory_identity, network_identity
+from unirl.rewards.backends.preparing import Prepared, Preparer
+from unirl.rewards.backends.prompts import PaddedPrompts, answer_sequences
 from unirl.rewards.backends.speaking import speak
 from unirl.rewards.backends.vision import PACKED_ATTENTION, Grid, VisionLayout, patches
 
-__all__ = ["Prepared", "TransformersBackend"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """One request, ready for the network."""
-
-    ids: tuple[int, ...]
-    """The prompt's tokens, with a placeholder for every token of its media."""
-    layout: Layout
-    media: tuple[np.ndarray, ...]
-    """uint8 (F, H, W, 3) each: pictures and clips in the order of their placeholders."""
+__all__ = ["TransformersBackend"]
 
 
 class TransformersBackend:
@@ -77,14 +63,16 @@ class TransformersBackend:
         identity: str | None = None,
     ) -> None:
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
-        self.mean, self.deviation, self.max_pixels = tuple(mean), tuple(deviation), max_pixels
-        self.max_tokens: int = max_tokens or model.config.get_text_config().max_position_embeddings
+        self.mean, self.deviation = tuple(mean), tuple(deviation)
+        self.preparer = Preparer(
+            tokenizer,
+            model.config,
+            max_tokens=max_tokens or model.config.get_text_config().max_position_embeddings,
+            max_pixels=max_pixels,
+        )
         self._identity = identity
-        vision: Any = model.config.vision_config
-        self._vision = vision
-        self._cell: int = vision.patch_size * vision.spatial_merge_size
+        self._vision: Any = model.config.vision_config
         self._layouts: dict[Grid, VisionLayout] = {}
-        self._positions = Positions()
         model.set_attn_implementation({"vision_config": PACKED_ATTENTION})
 
     @classmethod
@@ -137,15 +125,9 @@ class TransformersBackend:
         longest = max(len(ids) for group in sequences for ids in group)
         prepared, problems = self.prepare(requests, room=longest - 1)
         logprobs = np.full((len(requests), len(answers)), np.nan)
-        order = sorted(prepared, key=lambda index: len(prepared[index].ids))
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
+        for batch in self._batches(prepared):
             logprobs[batch] = self._answers([prepared[index] for index in batch], sequences)
-        for index in order:
-            if not np.isfinite(logprobs[index]).all():
-                problems[index], logprobs[index] = "the model gave no finite number", np.nan
-        is_bound = np.zeros(logprobs.shape, bool)
-        return AnswerLogprobs(logprobs=logprobs, is_bound=is_bound, problems=dict(sorted(problems.items())))
+        return finite_answers(logprobs, problems)
 
     @torch.inference_mode()
     def token_logprobs(
@@ -160,9 +142,7 @@ class TransformersBackend:
         """
         prepared, problems = self.prepare(requests)
         named: dict[int, dict[int, float] | str] = dict(problems)
-        order = sorted(prepared, key=lambda index: len(prepared[index].ids))
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
+        for batch in self._batches(prepared):
             rows = [prepared[index] for index in batch]
             logits = self.read(self.padded(rows), self.look(rows)).logits[:, 0].double().log_softmax(-1)
             for index, row in zip(batch, logits):
@@ -182,13 +162,8 @@ class TransformersBackend:
     ) -> list[Generation]:
         """Let the model speak; see `VlmBackend`."""
         prepared, problems = self.prepare(requests, room=max_new_tokens)
-        said = {
-            index: Generation(text="", token_logprobs=(), truncated=False, problem=problem)
-            for index, problem in problems.items()
-        }
-        order = sorted(prepared, key=lambda index: len(prepared[index].ids))
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
+        said: dict[int, Generation] = {}
+        for batch in self._batches(prepared):
             rows = [prepared[index] for index in batch]
             spoken = speak(
                 self,
@@ -200,33 +175,17 @@ class TransformersBackend:
                 stop=stop,
             )
             said |= dict(zip(batch, spoken))
-        return [said[index] for index in range(len(requests))]
+        return in_order(said, problems)
 
     def prepare(
         self, requests: Sequence[VlmRequest], *, room: int = 0
     ) -> tuple[dict[int, Prepared], dict[int, str]]:
-        """Tokenize requests and make their media fit; by index, and problems by index.
-
-        Args:
-            requests: B questions.
-            room: Tokens that must fit behind the prompt.
-        """
-        texts = [prompt_text(self.tokenizer, request) for request in requests]
-        tokenized = self.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        prepared: dict[int, Prepared] = {}
-        problems: dict[int, str] = {}
-        for index, (request, ids) in enumerate(zip(requests, tokenized)):
-            found = self._prepared(request, ids, room)
-            if isinstance(found, str):
-                problems[index] = found
-            else:
-                prepared[index] = found
-        return prepared, problems
+        """Make requests ready; see `Preparer.prepare`."""
+        return self.preparer.prepare(requests, room=room)
 
     def padded(self, rows: Sequence[Prepared]) -> PaddedPrompts:
         """Pad prompts on the left, with their rotary positions."""
-        pad_id = self.tokenizer.pad_token_id
-        return pad([row.ids for row in rows], [row.layout for row in rows], self._positions, pad_id)
+        return self.preparer.padded(rows)
 
     def look(self, rows: Sequence[Prepared]) -> dict[str, Tensor]:
         """See each different medium once: features (tokens, D) of all rows' pictures and of their clips."""
@@ -235,7 +194,7 @@ class TransformersBackend:
         uses: dict[str, list[int]] = {"image": [], "video": []}
         for row in rows:
             for (_, per_second, _), medium in zip(row.layout, row.media):
-                key = (self._grid(medium), medium.tobytes())
+                key = (self.preparer.grid(medium), medium.tobytes())
                 if key not in place:
                     place[key] = len(media)
                     media.append(medium)
@@ -272,6 +231,12 @@ class TransformersBackend:
             use_cache=use_cache,
         )
 
+    def _batches(self, prepared: Mapping[int, Prepared]) -> Iterator[list[int]]:
+        """Indices of at most `batch_size` prompts of about the same length."""
+        order = sorted(prepared, key=lambda index: len(prepared[index].ids))
+        for start in range(0, len(order), self.batch_size):
+            yield order[start : start + self.batch_size]
+
     def _answers(
         self, rows: Sequence[Prepared], sequences: Sequence[Sequence[tuple[int, ...]]]
     ) -> np.ndarray:
@@ -301,38 +266,3 @@ class TransformersBackend:
             **layout.repeated(len(clips), device),
         )
         return tuple(output.pooler_output)
-
-    def _grid(self, clip: np.ndarray) -> Grid:
-        frames, rows, columns = clip.shape[:3]
-        side = self._vision.patch_size
-        return -(-frames // self._vision.temporal_patch_size), rows // side, columns // side
-
-    def _prepared(self, request: VlmRequest, ids: Sequence[int], room: int) -> Prepared | str:
-        """A request with its media in order, or why it cannot be asked."""
-        media: list[np.ndarray] = [*request.images, *request.clips]
-        for number, medium in enumerate(media, start=1):
-            if (problem := medium_problem(medium, max_pixels=self.max_pixels)) is not None:
-                return f"picture {number}: {problem}"
-        pictures = [as_clip(picture, self._cell) for picture in request.images]
-        clips = [as_clip(clip, self._cell) for clip in request.clips]
-        picture_id, clip_id = self.model.config.image_token_id, self.model.config.video_token_id
-        if ids.count(picture_id) != len(pictures) or ids.count(clip_id) != len(clips):
-            return "placeholder: the words of the request hold the placeholder of a picture"
-        expanded, layout = expand(
-            ids,
-            picture_id,
-            clip_id,
-            [self._token_grid(picture) for picture in pictures],
-            [self._token_grid(clip) for clip in clips],
-            self._vision.tokens_per_second,
-        )
-        if len(expanded) + room > self.max_tokens:
-            return f"too long: it needs {len(expanded) + room} tokens, the model takes {self.max_tokens}"
-        waiting = {picture_id: iter(pictures), clip_id: iter(clips)}
-        ordered = tuple(next(waiting[token]) for token in ids if token in waiting)
-        return Prepared(ids=tuple(expanded), layout=layout, media=ordered)
-
-    def _token_grid(self, clip: np.ndarray) -> Grid:
-        time, rows, columns = self._grid(clip)
-        merge = self._vision.spatial_merge_size
-        return time, rows // merge, columns // merge

