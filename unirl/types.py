@@ -59,6 +59,8 @@ class Prompt:
     first, in order. With direction "image" the drawing starts from them."""
     context_images: np.ndarray | None = None
     """uint8 (N, H, W, 3) RGB of the same, for a policy that reads pixels and for rewards."""
+    question: str = ""
+    """With direction "text": what is asked, shown behind the pictures; `caption` is the answer to find."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

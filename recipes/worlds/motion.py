@@ -38,8 +38,8 @@ Heading = Literal["left", "right", "up", "down"]
 
 DURATION_S = 1.0
 VIDEO_FPS = 8
-CLIP_FPS = 4
-"""Frames a second that a clip is read with: every second one of the file."""
+CLIP_FPS = 3
+"""Frames a second that a clip is read with."""
 REACH = 8
 """Pixels from the middle of the paper at which a path begins and ends."""
 MAX_SHIFT = 3
@@ -144,7 +144,14 @@ class MotionFiles:
 
 
 def write_motion(
-    directory: Path, *, seed: int, num_sft: int, num_rl: int, num_eval: int, num_held_out: int
+    directory: Path,
+    *,
+    seed: int,
+    num_sft: int,
+    num_rl: int,
+    num_eval: int,
+    num_held_out: int,
+    num_sft_motions: int,
 ) -> MotionFiles:
     """Write clips with captions as ordinary files, unless they are there.
 
@@ -156,6 +163,7 @@ def write_motion(
         seed: Chooses the held-out motions and where each path lies.
         num_sft, num_rl, num_eval: Clips of each split.
         num_held_out: Motions that occur in the evaluation only.
+        num_sft_motions: Motions that occur in `sft`, out of the others, all of which occur in `rl`.
 
     Raises:
         ConfigError: If `directory` holds something else, a setting cannot be met, or PyAV is not installed.
@@ -165,7 +173,7 @@ def write_motion(
     num_unseen = num_eval // 2 if hidden else 0
     rng = np.random.default_rng([seed, 1])
     splits = {
-        "sft": _evenly(seen, num_sft, rng),
+        "sft": _evenly([seen[i] for i in rng.permutation(len(seen))[:num_sft_motions]], num_sft, rng),
         "rl": _evenly(seen, num_rl, rng),
         "eval": _evenly(hidden, num_unseen, rng) + _evenly(seen, num_eval - num_unseen, rng),
     }
@@ -174,8 +182,16 @@ def write_motion(
         for split, motions in splits.items():
             _write_folder(root / split, split, motions, frozenset(hidden), rng)
 
-    counts = {"num_sft": num_sft, "num_rl": num_rl, "num_eval": num_eval, "num_held_out": num_held_out}
-    make_world(directory, write, parameters={"world": "motion", "seed": seed, **counts})
+    parameters = {
+        "world": "motion",
+        "seed": seed,
+        "num_sft": num_sft,
+        "num_rl": num_rl,
+        "num_eval": num_eval,
+        "num_held_out": num_held_out,
+        "num_sft_motions": num_sft_motions,
+    }
+    make_world(directory, write, parameters=parameters)
     return MotionFiles(
         sft=directory / "sft",
         rl=directory / "rl",
@@ -185,6 +201,7 @@ def write_motion(
 
 
 def _evenly(motions: Sequence[Motion], count: int, rng: np.random.Generator) -> list[Motion]:
+    """`count` motions in random order, round after round."""
     rounds: Iterator[Motion] = (motions[i] for _ in itertools.count() for i in rng.permutation(len(motions)))
     return list(itertools.islice(rounds, count))
 

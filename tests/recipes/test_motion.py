@@ -33,7 +33,7 @@ def test_clips_go_from_files_to_the_reward(tmp_path: Path) -> None:
     assert (stage["stage"], stage["steps"]) == ("text", 2)
     store = FeatureStore.open(run / "store")
     assert {"frames", "context_codes", "image_codes"} <= set(store.tensor_columns)
-    assert store.tensor("frames").shape == (4, 32, 32, 3)
+    assert store.tensor("frames").shape == (3, 32, 32, 3)
     assert not (run / "models" / "reward").exists()
     trained = [
         line

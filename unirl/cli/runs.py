@@ -6,8 +6,9 @@ torch and transformers take seconds to import, so these commands import them whe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["RECIPES", "recipe_of", "resume", "train"]
 
 RECIPES: Final = "unirl.recipes"
-"""Entry point group: name -> function (*, seed) that returns a `Recipe`."""
+"""Entry point group: name -> function (*, seed), some with `tiny`, that returns a `Recipe`."""
+TINY: Final = "_tiny"
+"""Ends the name of a recipe's tiny form."""
 EXIT_PROBLEMS: Final = 1
 EXIT_ALARM: Final = 4
 """The run was ended by an alarm, with its state saved."""
@@ -53,6 +56,10 @@ def train(
         Path | None,
         typer.Option(help="File with a PATH=VALUE on each line; --set goes over it."),
     ] = None,
+    tiny: Annotated[
+        bool,
+        typer.Option("--tiny", help="Random weights of the same classes, to try a GPU recipe on a CPU."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan, and train nothing.")
     ] = False,
@@ -69,7 +76,9 @@ def train(
     Example: unirl train numbers --run runs/demo
     Example: unirl train shapes --set text.algorithm=grpo --set image.steps=40 --seed 3
     Example: unirl train own_data --store data/store --dry-run
+    Example: unirl train janus_pro_t2i --tiny
     """
+    recipe = recipe + TINY if tiny else recipe
     if ranks is not None and not dry_run:
         raise typer.BadParameter(
             "--ranks is for --dry-run; to train on several processes: accelerate launch -m recipes.NAME"
@@ -112,10 +121,15 @@ def recipe_of(name: str, seed: int, assignments: Sequence[str]) -> Recipe:
 
 def _named(name: str, seed: int) -> Recipe:
     known = {entry.name: entry for entry in entry_points(group=RECIPES)}
-    if name not in known:
-        raise ConfigError(f"there is no recipe {name!r}{nearest(name, known)}")
-    recipe: Recipe = known[name].load()(seed=seed)
-    return recipe
+    whole = name.removesuffix(TINY)
+    if whole not in known:
+        raise ConfigError(f"there is no recipe {whole!r}{nearest(whole, known)}")
+    function: Callable[..., Recipe] = known[whole].load()
+    if whole == name:
+        return function(seed=seed)
+    if "tiny" not in signature(function).parameters:
+        raise ConfigError(f"recipe {whole} has no tiny form; it is made for a CPU as it is")
+    return function(seed=seed, tiny=True)
 
 
 def _require_store_recipe(name: str, seed: int) -> None:

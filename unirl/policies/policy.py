@@ -171,12 +171,12 @@ class Policy(nn.Module, ABC):
         return self.vocabulary.grid.response_length if direction == "image" else max_words + 1
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
-        """Tokens of one prompt: the pictures that it shows, then the words to draw and `<boi>`."""
+        """Tokens of one prompt: the pictures that it shows, then its question, or words and `<boi>`."""
         vocabulary = self.vocabulary
         if prompt.direction == "image":
             words = vocabulary.words(prompt.caption)
             return [vocabulary.bos, *self._shown_ids(prompt), *words, *vocabulary.start_of_picture]
-        return [vocabulary.bos, *self._shown_ids(prompt)]
+        return [vocabulary.bos, *self._shown_ids(prompt), *vocabulary.words(prompt.question)]
 
     def unconditional_ids(self, prompt: Prompt) -> list[int]:
         """Tokens of the prompt without its conditions, words and pictures: what guidance contrasts with."""

@@ -6,6 +6,7 @@ there. So a run that was killed goes on with the step that it was in.
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from datapipe import Batch, ImageField, Loader, ingest
 from storage import FeatureStore, View
 from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer, pixels_from_uint8, uint8_from_pixels
+from unirl.policies.janus import JanusPolicy
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.rewards import train_from_store
@@ -31,10 +33,20 @@ from unirl.trainer.prompts import (
     CONTEXT_COLUMN,
     FRAMES_COLUMN,
     code_columns,
+    questions_of,
     select_prompts,
     select_rows,
+    text_columns,
 )
-from unirl.trainer.recipe import Data, Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
+from unirl.trainer.recipe import (
+    Data,
+    Recipe,
+    RewardTraining,
+    SupervisedTraining,
+    TokenizerTraining,
+    is_made,
+    model_path,
+)
 from unirl.trainer.run_directory import new_directory
 from unirl.trainer.sft import SupervisedReport, train_supervised
 from unirl.trainer.tokenizer import TokenizerReport, train_image_tokenizer
@@ -46,6 +58,7 @@ __all__ = [
     "require_sources",
     "take_model",
     "take_reward",
+    "take_tokenizer",
     "train_policy",
     "train_reward",
     "train_tokenizer",
@@ -69,7 +82,7 @@ def require_sources(recipe: Recipe) -> None:
     wrong = [
         f"{setting}: {model}: no config.json, so this is no model's folder"
         for setting, model in named.items()
-        if model is not None and not (Path(model) / "config.json").is_file()
+        if model is not None and not is_made(model) and not (Path(model) / "config.json").is_file()
     ]
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -81,6 +94,9 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
     """Make, or find finished, everything that the RL stages of a recipe need under `run`."""
     store, models = run / "store", run / "models"
     _fill_store(recipe.data, store, run / "files", seed=seed)
+    start = recipe.models
+    if start is not None:
+        _once(models / "start", lambda out: start.write(out, seed=seed))
     if recipe.clip is not None:
         add_frames(FeatureStore.open(store), recipe.clip, image_size=recipe.tokenizer.config.image_size)
     _once(
@@ -88,7 +104,7 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
         lambda out: (
             train_tokenizer(store, out, where=recipe.tokenizer_rows, training=recipe.tokenizer, seed=seed)
             if recipe.tokenizer.model is None
-            else take_model(Path(recipe.tokenizer.model), out)
+            else take_tokenizer(model_path(recipe.tokenizer.model, models), out)
         ),
     )
     tokenizer = ImageTokenizer.load(models / "tokenizer")
@@ -106,7 +122,7 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
                 seed=seed,
             )
             if recipe.sft.model is None
-            else take_model(Path(recipe.sft.model), out)
+            else take_model(model_path(recipe.sft.model, models), out)
         ),
     )
     reward = recipe.reward
@@ -118,7 +134,7 @@ def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:
                     store, out, tokenizer=tokenizer, where=recipe.reward_rows, training=reward, seed=seed
                 )
                 if reward.model is None
-                else take_reward(Path(reward.model), out)
+                else take_reward(model_path(reward.model, models), out)
             ),
         )
 
@@ -272,6 +288,20 @@ def take_model(model: Path, out: Path) -> None:
     log.info("%s: taken from %s", out.name.strip(".").removesuffix(".partial"), model)
 
 
+def take_tokenizer(model: Path, out: Path) -> None:
+    """Take an image tokenizer into the run: its folder, or the one inside of a Janus.
+
+    Raises:
+        ConfigError: If there is no model.
+    """
+    config = model / "config.json"
+    if config.is_file() and json.loads(config.read_text()).get("model_type") == "janus":
+        JanusPolicy.load(model).image_tokenizer().save(out)
+        log.info("tokenizer: that of the Janus in %s", model)
+    else:
+        take_model(model, out)
+
+
 def take_reward(model: Path, out: Path) -> None:
     """Copy a reward model into the run, so that the run stays whole when the original goes.
 
@@ -307,7 +337,7 @@ def _captioned(view: View, training: SupervisedTraining, seed: int) -> Iterator[
         batch_size=training.batch_size,
         image=None,
         tensors=code_columns(view),
-        columns=("caption",),
+        columns=text_columns(view),
         seed=seed,
     )
     for batch in loader.forever():
@@ -320,8 +350,11 @@ def _captioned(view: View, training: SupervisedTraining, seed: int) -> Iterator[
                 caption=caption,
                 codes=codes[i],
                 context_codes=None if context is None else context[i],
+                question=question or "",
             )
-            for i, (key, caption) in enumerate(zip(batch.keys, batch.columns["caption"], strict=True))
+            for i, (key, caption, question) in enumerate(
+                zip(batch.keys, batch.columns["caption"], questions_of(batch), strict=True)
+            )
         ]
 
 

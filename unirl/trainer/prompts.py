@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from datapipe import Batch, ImageField, Loader
@@ -16,13 +16,17 @@ __all__ = [
     "all_prompts",
     "code_columns",
     "prompts_from_batch",
+    "questions_of",
     "select_prompts",
     "select_rows",
+    "text_columns",
 ]
 
 CODES_COLUMN = "image_codes"
 CONTEXT_COLUMN = "context_codes"
 """Optional: codes (N, rows * columns) of the pictures, or the frames of a clip, that a prompt shows first."""
+QUESTION_COLUMN = "question"
+"""Optional: what is asked about the picture; the caption is the answer."""
 FRAMES_COLUMN = "frames"
 """Optional: uint8 (N + 1, H, W, 3), a clip; its last frame is the prompt's picture, the others come first."""
 
@@ -54,7 +58,7 @@ def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
         raise ConfigError("prompts need pictures; give the loader an image field")
     codes = batch.tensors[CODES_COLUMN].numpy() if CODES_COLUMN in batch.tensors else None
     context = batch.tensors[CONTEXT_COLUMN].numpy() if CONTEXT_COLUMN in batch.tensors else None
-    captions = batch.columns["caption"]
+    texts = zip(batch.keys, batch.columns["caption"], questions_of(batch), strict=True)
     return [
         Prompt(
             key=key,
@@ -64,8 +68,9 @@ def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
             image=None if pictures is None else pictures[i],
             context_codes=None if context is None else context[i],
             context_images=None if frames is None else frames[i, :-1],
+            question=question or "",
         )
-        for i, (key, caption) in enumerate(zip(batch.keys, captions, strict=True))
+        for i, (key, caption, question) in enumerate(texts)
     ]
 
 
@@ -73,6 +78,19 @@ def code_columns(view: View) -> tuple[str, ...]:
     """Tensor columns that prompts are made of: codes, and those of a context where the store has them."""
     has_context = CONTEXT_COLUMN in view.store.tensor_columns
     return (CODES_COLUMN, CONTEXT_COLUMN) if has_context else (CODES_COLUMN,)
+
+
+def text_columns(view: View) -> tuple[str, ...]:
+    """Text columns that prompts are made of: captions, and questions where the store has them."""
+    return ("caption", QUESTION_COLUMN) if QUESTION_COLUMN in view.store.columns else ("caption",)
+
+
+def questions_of(batch: Batch) -> Sequence[str | None]:
+    """The question of each row; None without one."""
+    if QUESTION_COLUMN not in batch.columns:
+        return [None] * len(batch.keys)
+    questions: Sequence[str | None] = batch.columns[QUESTION_COLUMN]
+    return questions
 
 
 def all_prompts(view: View, direction: Direction, *, image_size: int) -> list[Prompt]:
@@ -138,6 +156,6 @@ def _loader(view: View, direction: Direction, image_size: int, **options: Any) -
         view,
         image=ImageField(size=(image_size, image_size)) if is_shown and not has_frames else None,
         tensors=(*tensors, FRAMES_COLUMN) if has_frames else tensors,
-        columns=("caption",),
+        columns=text_columns(view),
         **options,
     )

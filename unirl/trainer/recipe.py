@@ -18,11 +18,14 @@ from unirl.types import Judge
 __all__ = [
     "Data",
     "ModelAlone",
+    "Models",
     "Recipe",
     "RewardTraining",
     "Scoring",
     "SupervisedTraining",
     "TokenizerTraining",
+    "is_made",
+    "model_path",
 ]
 
 
@@ -82,6 +85,30 @@ class RewardTraining:
     """Folder of a reward model to take instead of training one, such as the next version of a run's own."""
 
 
+class Models(Protocol):
+    """Models that a run starts from and that are made when it starts, such as random ones of real classes.
+
+    A frozen dataclass, so that the run's record names its settings.
+    """
+
+    def write(self, directory: Path, *, seed: int) -> None:
+        """Write each model into a folder of its own. Settings name them as "{models}/start/FOLDER"."""
+        ...
+
+
+MADE = "{models}"
+
+
+def model_path(folder: str, models: Path) -> Path:
+    """Where a model lies that a setting names: "{models}" stands for the run's folder of models."""
+    return Path(folder.replace(MADE, str(models)))
+
+
+def is_made(folder: str) -> bool:
+    """Whether a setting names a model that the run makes itself."""
+    return folder.startswith(MADE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """From files to a better policy."""
@@ -105,6 +132,8 @@ class Recipe:
     sft: SupervisedTraining = field(default_factory=SupervisedTraining)
     reward: RewardTraining | None = field(default_factory=RewardTraining)
     """None has no reward model; `scoring` then makes its reward of something else."""
+    models: Models | None = None
+    """Makes models to start from. In a setting for a folder, "{models}" is the run's own for models."""
     scoring: Scoring = field(default_factory=ModelAlone)
     """Makes the reward that the stages are trained on, out of the reward model and whatever else."""
     lora_rank: int = 0

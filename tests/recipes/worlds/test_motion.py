@@ -25,7 +25,7 @@ from recipes.worlds.motion_judge import MotionJudge, MotionReward
 from unirl.errors import ConfigError
 from unirl.types import Sample
 
-SIZES = {"num_sft": 12, "num_rl": 8, "num_eval": 12, "num_held_out": 12}
+SIZES = {"num_sft": 12, "num_rl": 8, "num_eval": 12, "num_held_out": 12, "num_sft_motions": 6}
 
 
 def sample(clip: np.ndarray | None, caption: str) -> Sample:
@@ -62,6 +62,7 @@ def test_written_clips_show_what_their_captions_say(tmp_path: Path) -> None:
             frames = read_clips(str(folder / row["file_name"]), [0.0], clip)[0]
             samples.append(sample(frames, row["caption"]))
     assert MotionJudge().judge(samples).tolist() == [1.0] * 32
+    assert len({one.caption for one in samples[:12]}) == 6
     assert MotionReward().score(samples).total.mean() > 0.95
     before = (files.sft / "00000.mp4").stat().st_mtime_ns
     assert write_motion(tmp_path / "world", seed=1, **SIZES) == files
