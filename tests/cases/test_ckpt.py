@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +21,7 @@ import torch
 from unirl.errors import CheckpointError
 from unirl.rollout.engine import sample_uniforms
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint
-from unirl.trainer.checkpoint_saver import save_checkpoint
+from unirl.trainer.checkpoint_saver import CheckpointSaver, save_checkpoint
 from unirl.trainer.host_copy import HostCopy
 
 TOY = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))
@@ -117,6 +119,23 @@ def test_ckpt_01_a_power_cut_leaves_zeroes(
     assert name in caplog.text and "step-00000002" in caplog.text
 
 
+def test_ckpt_01_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
+    """What a quota does: the file cannot grow. The checkpoint before stays, nothing half is left."""
+    save(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"step-00000002: .*File too large"):
+            save(tmp_path, 2, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert what_is_resumed(tmp_path) == 1
+    save(tmp_path, 2, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
 def test_ckpt_01_the_previous_one_goes_only_when_the_new_one_is_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +194,76 @@ def test_ckpt_04_no_generator_state_is_needed() -> None:
             sample_uniforms((3, 7, rank * share + i), 2, 5) for rank in range(ranks) for i in range(share)
         ]
         assert all((part == other).all() for part, other in zip(parts, whole, strict=True))
+
+
+def run_ranks(directory: Path, mode: str, world_size: int) -> tuple[dict[int, list[float]], str]:
+    """Save or load on so many ranks; returns each rank's next numbers and what was logged."""
+    root = Path(__file__).parents[2]
+    program = [
+        str(root / "tests/integration/rank_checkpoints.py"),
+        str(root / "tests/toy.py"),
+        str(directory),
+        mode,
+    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    done = subprocess.run(
+        [sys.executable, *(launcher if world_size > 1 else []), *program],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["rank"]: line["numbers"] for line in lines}, done.stderr
+
+
+@pytest.mark.slow
+def test_ckpt_04_two_sharded_ranks_save_and_two_three_or_one_go_on(tmp_path: Path) -> None:
+    """Weights and moments are the same on any number of ranks; generators go on, or are derived."""
+    numbers, _ = run_ranks(tmp_path, "save", 2)
+    assert numbers[0] != numbers[1]
+    files = json.loads((tmp_path / "step-00000003" / "state.json").read_text())["files"]
+    for kind in ("policy", "optimizer"):
+        assert [name for name in files if name.startswith(kind)] == [
+            f"{kind}.0000{rank}-of-00002.safetensors" for rank in (0, 1)
+        ]
+    same, said = run_ranks(tmp_path, "load", 2)
+    assert same == numbers and "resuming from" in said and "seeded anew" not in said
+    for world_size in (1, 3):
+        other, said = run_ranks(tmp_path, "load", world_size)
+        assert len({tuple(drawn) for drawn in other.values()}) == world_size
+        assert f"saved on 2 ranks and resumed on {world_size}" in said and "seeded anew" in said
+
+
+@pytest.mark.parametrize("row", ["ckpt_04_called_on_the_main_rank_alone", "ckpt_07_rank_1_killed_in_a_save"])
+def test_ckpt_04_and_07_a_part_that_never_comes_is_an_error_and_no_hang(tmp_path: Path, row: str) -> None:
+    """`save` under `if main`; rank 1 killed between its tensors and its last file."""
+    save(tmp_path, 1)
+    saver = CheckpointSaver([tmp_path], keep=1, rank=0, world_size=2, timeout_s=0.3)
+    policy, optimizer = policy_at(2)
+    if "killed" in row:
+        part = tmp_path / ".step-00000002.1.partial" / "policy.00001-of-00002.safetensors"
+        part.parent.mkdir()
+        part.write_bytes(b"half of it")
+    saver.save(step=2, model=policy, optimizer=optimizer, state={"step": 2})
+    with pytest.raises(CheckpointError, match=r"rank 1 wrote no part within 0 s; all ranks have to save"):
+        saver.finish()
+    saver.close()
+    assert what_is_resumed(tmp_path) == 1
+
+
+def test_ckpt_07_rotation_never_takes_the_best(tmp_path: Path) -> None:
+    """keep=1 on a run that was moved, with a resumed last save."""
+    policy, optimizer = policy_at(1)
+    save_checkpoint(
+        tmp_path / "a", step=1, model=policy, optimizer=optimizer, state={"step": 1}, keep=1, judge=0.9
+    )
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    save(tmp_path / "b", 2, 3, keep=1)
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["step-00000001", "step-00000003"]
+    assert what_is_resumed(tmp_path / "b") == 3
 
 
 def test_ckpt_07_rotation_never_takes_the_one_that_was_resumed(tmp_path: Path) -> None:
