@@ -1,0 +1,209 @@
+"""How soon a run ends when it is asked to, and whether a run that was stopped or killed ends as one that was not.
+
+python -m tools.bench.preemption [--signals 20] [--ranks 1] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.toy import experience_of, metrics_of, weights_of
+from tools.bench.results import ROOT, Row, write_results
+from unirl.trainer.checkpoint import newest_checkpoint, step_of
+from unirl.trainer.preemption import REQUEUE_EXIT_CODE
+
+P95_S = 5.0
+LOOK_EVERY_S = 0.02
+START_S = 300.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """What happened after each signal."""
+
+    seconds: list[float] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    steps_redone: list[int] = field(default_factory=list)
+    ends_alike: bool = False
+
+
+def main() -> None:
+    """Train once in peace, once stopped and once killed at random instants; write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--signals", type=int, default=20, help="of each kind")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="4 signals of each kind")
+    options = parser.parse_args()
+    signals = 4 if options.quick else options.signals
+    with tempfile.TemporaryDirectory() as directory:
+        here = Path(directory)
+        prepare(here / "base", options.ranks)
+        shutil.copytree(here / "base", here / "whole")
+        trained_s = train(here / "whole", options.ranks)
+        stopped = interrupt(here, signal.SIGTERM, signals, trained_s, options.ranks)
+        killed = interrupt(here, signal.SIGKILL, signals, trained_s, options.ranks)
+    path = write_results(
+        "preemption",
+        rows(stopped, killed),
+        notes=[
+            f"The shapes recipe on {options.ranks} ranks, {trained_s:.0f} s of training in peace. Signals come "
+            "at random instants from the opening of the log on. Time is from the signal to the end of the "
+            "process. Alike: metrics but for times, experience, weights and optimizer, bit for bit."
+        ],
+    )
+    print(path.with_suffix(".md").read_text())
+
+
+def prepare(run: Path, ranks: int) -> None:
+    """Make data and models once, and stop before the first step."""
+    process = start(run, ranks)
+    _wait_until_open(run, process, None)
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+
+
+def train(run: Path, ranks: int) -> float:
+    """Train to the end; returns the seconds from the opening of the log on."""
+    before = _log_file(run)
+    process = start(run, ranks)
+    _wait_until_open(run, process, before)
+    started = time.perf_counter()
+    if process.wait():
+        raise SystemExit(f"training in peace ended with {process.returncode}")
+    return time.perf_counter() - started
+
+
+def interrupt(here: Path, number: signal.Signals, wanted: int, trained_s: float, ranks: int) -> Seen:
+    """Send a signal again and again, in as many runs as it takes; compare the ends with the whole run's."""
+    seen, instants, alike = Seen(), random.Random(number), []
+    while len(seen.seconds) < wanted:
+        run = here / f"run-{number.name}-{len(seen.seconds)}"
+        shutil.copytree(here / "base", run)
+        code = -1
+        while code != 0:
+            before = _log_file(run)
+            process = start(run, ranks)
+            _wait_until_open(run, process, before)
+            if len(seen.seconds) < wanted:
+                pause_s = instants.uniform(0.0, 2.0 * trained_s / (wanted + 1))
+                code = _interrupt_one(process, run, number, pause_s, seen)
+            else:
+                code = process.wait()
+        alike.append(_is_alike(run, here / "whole"))
+        shutil.rmtree(run)
+    seen.ends_alike = all(alike)
+    return seen
+
+
+def _interrupt_one(
+    process: subprocess.Popen[bytes], run: Path, number: signal.Signals, pause_s: float, seen: Seen
+) -> int:
+    try:
+        return process.wait(timeout=pause_s)
+    except subprocess.TimeoutExpired:
+        started = time.perf_counter()
+        process.send_signal(number)
+        code = process.wait()
+    seen.seconds.append(time.perf_counter() - started)
+    seen.codes.append(code)
+    newest = newest_checkpoint(run / "checkpoints")
+    done = max((line["step"] for line in metrics_of(run) if line["kind"] == "train"), default=0)
+    seen.steps_redone.append(done - (0 if newest is None else step_of(newest)))
+    return code
+
+
+def start(run: Path, ranks: int) -> subprocess.Popen[bytes]:
+    """Begin or go on."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    program = ["-m", "recipes.shapes", "--run", str(run)]
+    command = [sys.executable, *(launcher if ranks > 1 else []), *program]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def rows(stopped: Seen, killed: Seen) -> list[Row]:
+    """The table."""
+    p95 = sorted(stopped.seconds)[round(0.95 * (len(stopped.seconds) - 1))]
+    asked = sum(code == REQUEUE_EXIT_CODE for code in stopped.codes)
+    return [
+        _row(
+            "SIGTERM to the end, 95th percentile", p95, "s", stopped.seconds, f"under {P95_S:g}", p95 < P95_S
+        ),
+        _row("SIGTERM to the end, median", statistics.median(stopped.seconds), "s", stopped.seconds),
+        _row(
+            f"ends with {REQUEUE_EXIT_CODE}",
+            asked,
+            "of them",
+            [asked],
+            f"all {len(stopped.codes)}",
+            asked == len(stopped.codes),
+        ),
+        _row(
+            "steps redone after SIGTERM, most",
+            max(stopped.steps_redone),
+            "steps",
+            stopped.steps_redone,
+            "at most 1",
+            max(stopped.steps_redone) <= 1,
+        ),
+        _row("steps redone after SIGKILL, most", max(killed.steps_redone), "steps", killed.steps_redone),
+        _row("stopped runs end alike", stopped.ends_alike, "", [stopped.ends_alike], "1", stopped.ends_alike),
+        _row("killed runs end alike", killed.ends_alike, "", [killed.ends_alike], "1", killed.ends_alike),
+    ]
+
+
+def _row(
+    metric: str,
+    value: float,
+    unit: str,
+    values: list[float] | list[int] | list[bool],
+    target: str | None = None,
+    holds: bool | None = None,
+) -> Row:
+    return Row(
+        metric=metric,
+        value=float(value),
+        unit=unit,
+        runs=len(values),
+        min=float(min(values)),
+        max=float(max(values)),
+        target=target,
+        holds=holds,
+    )
+
+
+def _is_alike(run: Path, whole: Path) -> bool:
+    weights, others = weights_of(run), weights_of(whole)
+    return (
+        metrics_of(run) == metrics_of(whole)
+        and experience_of(run) == experience_of(whole)
+        and weights.keys() == others.keys()
+        and all(value.equal(others[name]) for name, value in weights.items())
+    )
+
+
+def _log_file(run: Path) -> int | None:
+    """Which file the log is: a start that opens it makes another."""
+    path = run / "metrics.jsonl"
+    return path.stat().st_ino if path.exists() else None
+
+
+def _wait_until_open(run: Path, process: subprocess.Popen[bytes], before: int | None) -> None:
+    deadline = time.monotonic() + START_S
+    while _log_file(run) in (None, before):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"{run}: did not start to train, code {process.returncode}")
+        time.sleep(LOOK_EVERY_S)
+
+
+if __name__ == "__main__":
+    main()
