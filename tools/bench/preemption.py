@@ -1,4 +1,4 @@
-"""How soon a run ends when it is asked to, and whether a run that was stopped or killed ends as one that was not.
+"""How soon a run ends when it is asked to, and whether stopped and killed runs end as one that was not.
 
 python -m tools.bench.preemption [--signals 20] [--ranks 1] [--quick]
 """
@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import unirl  # noqa: F401  (declares torchvision's operators before transformers is imported)
 from tests.toy import experience_of, metrics_of, weights_of
 from tools.bench.results import ROOT, Row, write_results
 from unirl.trainer.checkpoint import newest_checkpoint, step_of
@@ -56,7 +57,7 @@ def main() -> None:
         "preemption",
         rows(stopped, killed),
         notes=[
-            f"The shapes recipe on {options.ranks} ranks, {trained_s:.0f} s of training in peace. Signals come "
+            f"The shapes recipe, {options.ranks} ranks, {trained_s:.0f} s of training in peace. Signals come "
             "at random instants from the opening of the log on. Time is from the signal to the end of the "
             "process. Alike: metrics but for times, experience, weights and optimizer, bit for bit."
         ],
