@@ -43,8 +43,8 @@ def derive_rng_state(seeds: Sequence[int]) -> None:
     """Seed all generators from (seed, step, rank): other numbers for each, the same after every start."""
     torch_seed, numpy_seed, python_seed = np.random.SeedSequence(seeds).generate_state(3).tolist()
     torch.manual_seed(torch_seed)
-    np.random.seed(numpy_seed)
-    random.seed(python_seed)
+    np.random.set_state(np.random.RandomState(numpy_seed).get_state(legacy=False))
+    random.setstate(random.Random(python_seed).getstate())
 
 
 def _text(state: torch.Tensor) -> str:
