@@ -16,17 +16,20 @@ def recipe_record(recipe: Recipe) -> dict[str, Any]:
     """The recipe's settings as JSON values; data and scoring are named by their class and keep theirs."""
     fields: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     for name in ("data", "scoring"):
-        part = fields[name]
-        settings: dict[str, Any] = _json_value(part) if dataclasses.is_dataclass(part) else {}
-        fields[name] = {"class": type(part).__name__, **settings}
+        fields[name] = _named(fields[name])
     return {name: _json_value(value) for name, value in fields.items()}
+
+
+def _named(part: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = _json_value(part) if dataclasses.is_dataclass(part) else {}
+    return {"class": type(part).__name__, **settings}
 
 
 def _json_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = {field.name: _json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if isinstance(value, Stage) and value.scoring is not None:
-            plain["scoring"] = {"class": type(value.scoring).__name__, **plain["scoring"]}
+            plain["scoring"] = _named(value.scoring)
         return plain
     if isinstance(value, (tuple, list)):
         return [_json_value(item) for item in value]

@@ -38,3 +38,11 @@ def test_a_recipe_names_its_reward_and_its_scoring() -> None:
     plain = recipe_record(replace(recipe, scoring=ModelAlone()))
     assert plain["reward"]["model"] == "reward-2"
     assert plain["scoring"] == {"class": "ModelAlone"}
+
+
+def test_a_stage_names_the_scoring_of_its_own() -> None:
+    recipe = shapes(seed=0)
+    first, *others = recipe.stages
+    plain = recipe_record(replace(recipe, stages=(replace(first, scoring=ModelAlone()), *others)))
+    assert plain["stages"][0]["scoring"] == {"class": "ModelAlone"}
+    assert plain["stages"][1]["scoring"] is None
