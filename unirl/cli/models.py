@@ -6,11 +6,13 @@ torch and transformers take seconds to import, so these commands import them whe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from unirl.cli.output import AsJson, tell
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
@@ -36,6 +38,7 @@ def train_tokenizer(
     image_size: Annotated[int, typer.Option(min=8, help="Side of the square picture, pixels.")] = 32,
     num_codes: Annotated[int, typer.Option(min=2, help="Size of the codebook.")] = 128,
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train an image tokenizer on the pictures of a store.
 
@@ -53,10 +56,11 @@ def train_tokenizer(
     )
     with new_directory(out) as folder:
         report = prepare.train_tokenizer(store, folder, where=where, training=training, seed=seed)
-    typer.echo(
+    text = (
         f"{out}: mean squared error {report.mean_squared_error:.4f}, "
         f"{report.codes_used} of {report.num_codes} codes used"
     )
+    tell({"model": str(out), **asdict(report)}, text, as_json)
 
 
 def encode(store: StorePath, tokenizer: TokenizerPath) -> None:
@@ -81,6 +85,7 @@ def sft(
     batch_size: BatchSize = 64,
     learning_rate: LearningRate = 5e-3,
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Warm a small policy up on pictures with captions, in both directions.
 
@@ -103,7 +108,8 @@ def sft(
             training=training,
             seed=seed,
         )
-    typer.echo(f"{out}: text loss {report.text_loss:.3f}, image loss {report.image_loss:.3f} nats a token")
+    text = f"{out}: text loss {report.text_loss:.3f}, image loss {report.image_loss:.3f} nats a token"
+    tell({"model": str(out), **asdict(report)}, text, as_json)
 
 
 TOKENIZER_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {"train": train_tokenizer, "encode": encode}

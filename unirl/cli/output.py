@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -20,8 +21,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program t
 
 
 def tell(facts: object, text: str, as_json: bool) -> None:
-    """Print facts as JSON, or a text that says the same."""
-    typer.echo(json.dumps(facts, ensure_ascii=False) if as_json else text)
+    """Print facts as JSON, or a text that says the same. Numbers that are not finite are null in JSON."""
+    typer.echo(json.dumps(_plain(facts), ensure_ascii=False) if as_json else text)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def counted(number: int, noun: str) -> str:

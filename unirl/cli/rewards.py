@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
+from unirl.cli.output import AsJson, tell
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
@@ -44,6 +46,7 @@ def train(
         bool, typer.Option("--for-vllm", help="Give a yes/no reward heads that vLLM on a CPU can run.")
     ] = False,
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Train a yes/no reward (does this picture show this caption?), or with --pairs a preference reward.
 
@@ -72,7 +75,8 @@ def train(
                 seed=seed,
                 config=VLLM_TOY if for_vllm else VlmConfig(),
             )
-        typer.echo(f"{out}: {report.accuracy:.1%} right on pictures held out from training")
+        text = f"{out}: {report.accuracy:.1%} right on pictures held out from training"
+        tell({"model": str(out), **asdict(report)}, text, as_json)
     elif pairs is not None:
         found = read_pairs(pairs, labels=labels, where=where)
         with new_directory(out) as folder:
@@ -86,11 +90,12 @@ def train(
                 learning_rate=PAIR_LEARNING_RATE if learning_rate is None else learning_rate,
                 seed=seed,
             )
-        typer.echo(
+        text = (
             f"{out}: version {preference.version}, {preference.accuracy:.1%} right on "
             f"{preference.num_held_out} pairs held out from training, "
             f"calibration error {preference.calibration_error:.3f}"
         )
+        tell({"model": str(out), **asdict(preference)}, text, as_json)
 
 
 def mine(
