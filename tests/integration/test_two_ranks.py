@@ -52,7 +52,7 @@ def test_two_ranks_give_the_losses_and_rows_of_one(
     launcher: tuple[str, ...],
     sharding: str,
 ) -> None:
-    done = launch_toy_run(launcher, tmp_path / "run", "--sharding", sharding)
+    done = launch_toy_run(launcher, tmp_path / "run", "--set", f"distribution.sharding={sharding}")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert_close_run(toy, tmp_path / "run", whole_run)
@@ -101,7 +101,7 @@ def test_fsdp_09_the_first_error_of_one_rank_ends_both(
     launch_toy_run: Launch, tmp_path: Path, rank: int, sharding: str
 ) -> None:
     """Both ranks say the cause, with the rank that failed and the samples that it had."""
-    options = ("--fail-on-rank", str(rank), "--sharding", sharding)
+    options = ("--fail-on-rank", str(rank), "--set", f"distribution.sharding={sharding}")
     done = launch_toy_run(TORCHRUN, tmp_path / "run", *options)
     assert done.returncode != 0
     first = rf"rank {rank} failed first, stage text, step 2, prompts toy/\d\d, toy/\d\d: "

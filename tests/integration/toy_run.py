@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import torch
 
 from storage import FeatureStore
+from unirl.config import replace_settings
 from unirl.errors import UniRLError
-from unirl.trainer.distribution import Distribution
 from unirl.trainer.loop import StopAsked
 from unirl.trainer.preemption import REQUEUE_EXIT_CODE
 from unirl.trainer.sharding import open_accelerator
@@ -45,13 +45,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--pause-s", type=float, default=0.0, help="after every step")
     parser.add_argument("--prompts-per-step", type=int, default=TOY.STAGES[0].prompts_per_step)
     parser.add_argument("--fail-on-rank", type=int, help="the reward fails there in the second step")
-    parser.add_argument("--sharding", default="none")
     parser.add_argument("--many-things", action="store_true", help="stages that do all that stages can")
+    parser.add_argument("--set", action="append", default=[], help="a setting of the run and its value")
     arguments = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING)
     torch.set_num_threads(1)
-    distribution = Distribution(sharding=arguments.sharding)
-    accelerator = open_accelerator(distribution)
+    settings = replace_settings(TOY.SETTINGS, arguments.set)
+    accelerator = open_accelerator(settings.distribution)
     reward = TOY.Likes()
     if arguments.fail_on_rank == accelerator.process_index:
         reward = _Failing(reward)
@@ -70,11 +70,7 @@ def main(given: Sequence[str] | None = None) -> None:
             stages=TOY.MANY_THINGS
             if arguments.many_things
             else [replace(stage, prompts_per_step=arguments.prompts_per_step) for stage in TOY.STAGES],
-            settings=replace(
-                TOY.SETTINGS,
-                distribution=distribution,
-                micro_batch_tokens=48 if arguments.many_things else 0,
-            ),
+            settings=replace(settings, micro_batch_tokens=48) if arguments.many_things else settings,
             accelerator=accelerator,
             reward=reward,
             on_step=on_step,

@@ -28,6 +28,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (B, T) values, in reward units, of hidden states (B, T, D), in the critic's own dtype."""
-        features = nn.functional.gelu(self.hidden(self.norm(hidden.detach().to(self.value.weight.dtype))))
-        values: Tensor = self.value(features)
+        with torch.autocast(hidden.device.type, enabled=False):
+            features = nn.functional.gelu(self.hidden(self.norm(hidden.detach().to(self.value.weight.dtype))))
+            values: Tensor = self.value(features)
         return torch.squeeze_copy(values, -1)

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import psutil
 from accelerate import Accelerator
 from torch import Tensor
 
@@ -47,7 +46,7 @@ from unirl.trainer.stage_rewards import StageRewards
 from unirl.trainer.stage_run import open_stages, start_anew
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage
 from unirl.trainer.state_keeper import Position, StateKeeper
-from unirl.trainer.step_metrics import clock, rollout_metrics, row_metrics, tokens_per_s
+from unirl.trainer.step_metrics import measure, resident_bytes, rollout_metrics, row_metrics, tokens_per_s
 from unirl.trainer.step_samples import StepSampler
 from unirl.trainer.stopping import StageEnd
 from unirl.trainer.update import update_policy
@@ -215,22 +214,22 @@ class Trainer:
         self.position.stage_step += 1
         self.position.is_evaluation_due = True
         self.runs[self.position.stage].stopping.see_step(metrics["kl/reference"])
-        metrics |= {"time/step_s": elapsed, "memory/rss_bytes": float(psutil.Process().memory_info().rss)}
+        metrics |= {"time/step_s": elapsed, "memory/rss_bytes": resident_bytes()}
         labels = {"stage": stage.name, "direction": stage.direction, "kind": "train"}
         self._log(labels, metrics)
         self.on_step(stage.name, self.position.stage_step, stage.steps, metrics)
 
     def _step(self, stage: Stage) -> dict[str, float]:
         """One rollout and one update phase; returns the metrics over all ranks."""
-        run, times = self.runs[self.position.stage], dict[str, float]()
+        run, phases = self.runs[self.position.stage], dict[str, float]()
         critic_only = run.is_critic_only(self.position.stage_step)
         self._begin_step(stage)
-        with clock(times, "sync_s"):
+        with measure(phases, "sync"):
             self.engine.sync(self.policy, self.position.step)
-        drawn, drawing = self.sampler.draw(run, self.position, times)
+        drawn, drawing = self.sampler.draw(run, self.position, phases)
         reused = self.sampler.reuse(run, self.position, self.experience)
         with (
-            clock(times, "experience_s"),
+            measure(phases, "experience"),
             reference_on_device(self.accelerator, self.settings.distribution, self.reference),
         ):
             experiences, outputs = make_experience(
@@ -244,7 +243,7 @@ class Trainer:
             )
             fresh = experiences[: len(drawn.rollouts)]
             seen = self._look(stage, fresh, outputs[: len(fresh)])
-        with clock(times, "update_s"):
+        with measure(phases, "update"):
             self.keeper.before_update()
             now = run.coefficients.before_update(seen)
             updated = update_policy(
@@ -257,14 +256,13 @@ class Trainer:
                 micro_batch_tokens=self.settings.micro_batch_tokens,
                 critic_only=critic_only,
             )
-        with clock(times, "log_s"):
+        with measure(phases, "log"):
             rows = self._remember(stage, fresh, drawn.samples)
         updated |= reused_metrics(experiences[len(fresh) :], step=self.position.step)
         metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)}) | drawing
         if stage.importance != "none":
             metrics["importance/effective_fraction"] = effective_fraction(metrics)
-        metrics |= row_metrics(rows) | sample_metrics(rows)
-        metrics |= {f"time/{name}": value for name, value in times.items()}
+        metrics |= row_metrics(rows) | sample_metrics(rows) | phases
         metrics["time/rollout_tokens_per_s"] = tokens_per_s(fresh)
         metrics |= run.coefficients.metrics(now)
         if stage.success_window is not None:

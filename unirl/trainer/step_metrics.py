@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -17,15 +18,30 @@ from unirl.trainer.mismatch import mismatch_metrics
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Rollout
 
-__all__ = ["clock", "rollout_metrics", "row_metrics", "tokens_per_s"]
+__all__ = ["measure", "resident_bytes", "rollout_metrics", "row_metrics", "tokens_per_s"]
 
 
 @contextmanager
-def clock(times: dict[str, float], name: str) -> Iterator[None]:
-    """Add the seconds that a block takes, under a name."""
+def measure(phases: dict[str, float], name: str) -> Iterator[None]:
+    """Add what a block takes to the metrics `time/NAME_s` and `memory/NAME_bytes`.
+
+    Times add up. The memory is the largest that torch held on the GPU within the blocks of the name; without
+    one it is what the process had resident at the end of one of them.
+    """
+    on_gpu = torch.cuda.is_initialized()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     yield
-    times[name] = times.get(name, 0.0) + time.perf_counter() - started
+    seconds, memory = f"time/{name}_s", f"memory/{name}_bytes"
+    phases[seconds] = phases.get(seconds, 0.0) + time.perf_counter() - started
+    held = float(torch.cuda.max_memory_allocated()) if on_gpu else resident_bytes()
+    phases[memory] = max(phases.get(memory, 0.0), held)
+
+
+def resident_bytes() -> float:
+    """Memory of the machine that this process holds now."""
+    return float(psutil.Process().memory_info().rss)
 
 
 def rollout_metrics(experience: Experience, output: PolicyOutput, stage: Stage) -> dict[str, Tensor]:

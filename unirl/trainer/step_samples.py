@@ -15,7 +15,7 @@ from unirl.trainer.stage_rewards import StageRewards
 from unirl.trainer.stage_run import StageRun
 from unirl.trainer.stages import RunSettings
 from unirl.trainer.state_keeper import Position, StateKeeper
-from unirl.trainer.step_metrics import clock
+from unirl.trainer.step_metrics import measure
 from unirl.trainer.true_responses import TrueResponses
 from unirl.types import Rollout, Sample
 
@@ -44,7 +44,7 @@ class StepSampler:
         self._accelerator, self._failures = keeper.accelerator, failures
 
     def draw(
-        self, run: StageRun, position: Position, times: dict[str, float]
+        self, run: StageRun, position: Position, phases: dict[str, float]
     ) -> tuple[Drawn, dict[str, float]]:
         """This rank's share of the step's samples, scored, and metrics of the drawing.
 
@@ -53,16 +53,16 @@ class StepSampler:
         Args:
             run: The stage.
             position: Before the step.
-            times: Gets the seconds of rollout and reward.
+            phases: Gets time and memory of rollout and reward.
         """
-        known = self._kept(run, position, times)
+        known = self._kept(run, position, phases)
         if known is not None:
             drawn, metrics = known
         else:
             drawn, metrics = draw_informative(
                 self._accelerator,
                 run.stage,
-                lambda number: self._round(run, position, number, times),
+                lambda number: self._round(run, position, number, phases),
                 rounds=1 if run.is_critic_only(position.stage_step) else run.stage.sampling_rounds,
                 micro_prompts=self._settings.micro_prompts,
             )
@@ -98,24 +98,24 @@ class StepSampler:
         )
 
     def _kept(
-        self, run: StageRun, position: Position, times: dict[str, float]
+        self, run: StageRun, position: Position, phases: dict[str, float]
     ) -> tuple[Drawn, dict[str, float]] | None:
-        with self._keeper.may_stop(), clock(times, "rollout_s"):
+        with self._keeper.may_stop(), measure(phases, "rollout"):
             known = self._keeper.scored(position.step + 1)
             samples = [] if known is None else [self._samples(rollout) for rollout in known.rollouts]
         if known is None:
             return None
-        times["reward_s"] = 0.0
+        phases["time/reward_s"] = 0.0
         run.load_state_dict(known.cursor["stage"])
         return Drawn(rollouts=known.rollouts, samples=samples, scores=known.scores), known.cursor["drawing"]
 
     def _samples(self, rollout: Rollout) -> list[Sample]:
         return samples_of(self._policy, self._tokenizer, rollout)
 
-    def _round(self, run: StageRun, position: Position, number: int, times: dict[str, float]) -> Drawn:
-        with self._keeper.may_stop(), clock(times, "rollout_s"):
+    def _round(self, run: StageRun, position: Position, number: int, phases: dict[str, float]) -> Drawn:
+        with self._keeper.may_stop(), measure(phases, "rollout"):
             rollouts, samples = self._roll_out(run, position, number)
-        with self._keeper.may_stop(), clock(times, "reward_s"):
+        with self._keeper.may_stop(), measure(phases, "reward"):
             scored = self._rewards.of(run.stage).score([s for part in samples for s in part])
             scores = split_scores(scored, samples)
         return Drawn(rollouts=rollouts, samples=samples, scores=scores)

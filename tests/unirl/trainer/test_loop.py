@@ -71,7 +71,8 @@ def test_lines_of_the_log_come_in_order(finished_run: Path) -> None:
     train = [line for line in lines if line["kind"] == "train"]
     needed = {"reward/mean", "reward/likes", "kl/reference", "kl/coef", "policy/loss", "policy/clip_fraction"}
     needed |= {"value/loss", "rollout/length", "rollout/truncated_fraction", "memory/rss_bytes"}
-    needed |= {f"time/{name}_s" for name in ("rollout", "reward", "experience", "update", "log", "step")}
+    phases = ("sync", "rollout", "reward", "experience", "update", "log")
+    needed |= {f"time/{name}_s" for name in (*phases, "step")} | {f"memory/{name}_bytes" for name in phases}
     for line in train:
         assert needed <= line.keys()
         assert f"entropy/{line['direction']}" in line
