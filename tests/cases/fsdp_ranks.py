@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from unirl.errors import ConfigError
 from unirl.policies.adapters import add_adapters
+from unirl.policies.checkpoints import load_policy
 from unirl.policies.policy import Policy
 from unirl.policies.sharded_tensors import whole
 from unirl.rollout.engine import RolloutRequest
@@ -35,6 +36,7 @@ from unirl.trainer.checkpoint_saver import CheckpointSaver
 from unirl.trainer.collect import make_experience, roll_out
 from unirl.trainer.distribution import Distribution
 from unirl.trainer.rank_failure import FailureWatch
+from unirl.trainer.replay import replay_tokens
 from unirl.trainer.row_batches import join_experiences
 from unirl.trainer.sharding import open_accelerator, prepare_policy, shard
 from unirl.trainer.stages import Stage
@@ -315,6 +317,13 @@ def fsdp_03(folder: Path) -> None:
     assert {value.dtype for value in found.values()} == {torch.float32}
     assert max(float(value.abs().max()) for name, value in found.items() if "lora_B" in name) > 1e-5
     assert {p.dtype for p in lora.lm.parameters() if not p.requires_grad} == {torch.bfloat16}
+    # Fresh adapters add nothing, so the reference, which is the model without them, says the same.
+    with torch.no_grad():
+        said = [
+            replay_tokens(model, lora, mine[0].rollout, STAGE.sampling).logprobs
+            for model in (lora, prepared.reference)
+        ]
+    assert torch.equal(*said)
 
 
 def fsdp_06(folder: Path) -> None:
@@ -374,11 +383,16 @@ def fsdp_07(folder: Path) -> None:
     wanted = NativeEngine(policy).rollout(request).input_ids
     engines = [NativeEngine(policy), NativeEngine(policy, decoder=CopyDecoder(policy))]
     bare = GenericDecoder(policy)
+    weights = {name: tensor.clone() for name, tensor in policy.weights()}
     prepare_policy(accelerator, distribution, policy)
     for engine in engines:
         engine.sync(policy, 1)
         assert torch.equal(engine.rollout(request).input_ids, wanted)
         accelerator.wait_for_everyone()
+    policy.save(folder / "saved", is_writer=accelerator.is_main_process)
+    accelerator.wait_for_everyone()
+    saved = dict(load_policy(folder / "saved").weights())
+    same(saved, weights)
     try:
         bare.sync(policy)
     except ConfigError as error:
