@@ -183,7 +183,7 @@ def of_one_process(policy: Policy, rollouts: Sequence[Rollout]) -> dict[str, Ten
     return one
 
 
-def check_gradients(distribution: Distribution, folder: Path) -> None:
+def check_gradients(distribution: Distribution) -> None:
     """One batch == accumulated == all ranks, rollout by rollout and dealt out under a budget of tokens."""
     accelerator = open_accelerator(distribution)
     rollouts = make_rollouts(make_policy())
@@ -198,18 +198,16 @@ def check_gradients(distribution: Distribution, folder: Path) -> None:
 
 
 def ddp_gradients(folder: Path) -> None:
-    check_gradients(Distribution(), folder)
+    check_gradients(Distribution())
 
 
 def fsdp2_gradients(folder: Path) -> None:
-    check_gradients(Distribution(sharding="fsdp2"), folder)
+    check_gradients(Distribution(sharding="fsdp2"))
 
 
 def fsdp2_checkpointed(folder: Path) -> None:
     """Layers that are computed twice give the same gradient."""
-    check_gradients(
-        Distribution(sharding="fsdp2", checkpoint_activations=True, offload_reference=True), folder
-    )
+    check_gradients(Distribution(sharding="fsdp2", checkpoint_activations=True, offload_reference=True))
 
 
 def tied_embeddings(folder: Path) -> None:
@@ -326,15 +324,15 @@ def fsdp_03(folder: Path) -> None:
     assert torch.equal(*said)
 
 
-def fsdp_06(folder: Path) -> None:
+def check_pictures_on_one_rank(distribution: Distribution) -> None:
     """A rank that saw no picture does not keep the others waiting, and counts as zero."""
-    accelerator = open_accelerator(Distribution(sharding="fsdp2"))
-    rank = accelerator.process_index
+    accelerator = open_accelerator(distribution)
     janus: Callable[[Any], Any] = runpy.run_path(str(TESTS / "unirl" / "policies" / "test_janus.py"))[
         "make_janus"
     ]
+    policy, spread = janus(TOY), janus(TOY)
 
-    def loss(policy: Policy, part: int) -> Tensor:
+    def loss(model: nn.Module, part: int) -> Tensor:
         prompts = TOY.make_prompts("text", 2)
         rows = [policy.prompt_ids(prompt) for prompt in prompts]
         ids = torch.tensor([[*row, *policy.vocabulary.words("black and")] for row in rows])
@@ -343,27 +341,31 @@ def fsdp_06(folder: Path) -> None:
             ids = ids.where(ids != policy.lm.config.image_token_id, policy.vocabulary.bos)
             pictures = None
         mask = torch.ones_like(ids, dtype=torch.bool)
-        output = policy(ids, mask, prompt_length=len(rows[0]), direction="text", pictures=pictures)
+        output = model(ids, mask, prompt_length=len(rows[0]), direction="text", pictures=pictures)
         return -output.logprobs.sum() + output.values.sum()
 
-    policy = janus(TOY)
     (loss(policy, 0) + loss(policy, 1)).backward()
     wanted = {name: p.grad / 2 for name, p in policy.named_parameters() if p.grad is not None}
     assert any("aligner" in name for name in wanted)
-    sharded = janus(TOY)
-    shard(sharded, init_device_mesh("cpu", (2,)), Distribution(sharding="fsdp2"))
+    model = prepare_policy(accelerator, distribution, spread).model
     for _ in range(3):
-        sharded.zero_grad()
-        accelerator.backward(loss(sharded, rank))
-    found = {name: whole(p.grad) for name, p in sharded.named_parameters() if p.grad is not None}
+        spread.zero_grad()
+        accelerator.backward(loss(model, accelerator.process_index))
+    found = {name: whole(p.grad) for name, p in spread.named_parameters() if p.grad is not None}
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
     assert not any(value.any() for name, value in found.items() if name not in wanted)
     # The picture model is called by itself, so every rank has all of it.
-    assert torch.equal(
-        sharded.image_tokenizer().decode(torch.arange(4)[None]),
-        policy.image_tokenizer().decode(torch.arange(4)[None]),
-    )
+    codes = torch.arange(4)[None]
+    assert torch.equal(spread.image_tokenizer().decode(codes), policy.image_tokenizer().decode(codes))
+
+
+def fsdp_06(folder: Path) -> None:
+    check_pictures_on_one_rank(Distribution(sharding="fsdp2"))
+
+
+def ddp_06(folder: Path) -> None:
+    check_pictures_on_one_rank(Distribution())
 
 
 def fsdp_07(folder: Path) -> None:
@@ -427,6 +429,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     check.__name__: check
     for check in (
         ddp_gradients,
+        ddp_06,
         fsdp2_gradients,
         fsdp2_checkpointed,
         tied_embeddings,

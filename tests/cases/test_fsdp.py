@@ -23,7 +23,7 @@ from unirl.trainer.sharding import prepare_policy, require_fit
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TWO_RANKS = (
-    *("ddp_gradients", "fsdp2_gradients", "fsdp2_checkpointed", "tied_embeddings"),
+    *("ddp_gradients", "ddp_06", "fsdp2_gradients", "fsdp2_checkpointed", "tied_embeddings"),
     *("fsdp_01", "fsdp_03", "fsdp_06", "fsdp_07", "bf16"),
 )
 
@@ -110,6 +110,7 @@ def test_fsdp_03_frozen_parts_and_dtypes_may_be_mixed_and_change(two_ranks: tupl
 @pytest.mark.slow
 def test_fsdp_06_text_on_one_rank_and_pictures_on_the_other(two_ranks: tuple[Path, str]) -> None:
     require(two_ranks, "fsdp_06")
+    require(two_ranks, "ddp_06")
 
 
 @pytest.mark.slow

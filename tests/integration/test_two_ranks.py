@@ -72,7 +72,7 @@ def test_stages_that_do_many_things_do_them_alike_on_two_ranks(
     assert_close_run(toy, tmp_path / "two", tmp_path / "one")
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(
+def test_a_run_goes_on_with_another_number_of_ranks_that_share_the_model(
     toy_run: Callable[..., tuple[int | None, str]],
     launch_toy_run: Launch,
     whole_run: Path,
@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert toy_run(run, "--kill-at", "390")[0] != 0
     before = len(toy.metrics_of(run))
     assert 2 < before < 11
-    done = launch_toy_run(TORCHRUN, run)
+    done = launch_toy_run(TORCHRUN, run, "--set", "distribution.sharding=fsdp2")
     assert done.returncode == 0, done.stderr
     assert_close_run(toy, run, whole_run)
 

@@ -72,6 +72,11 @@ class JanusPolicy(Policy):
         """The VQ model."""
         return [self._model.vqmodel]
 
+    def sometimes(self) -> list[nn.Parameter]:
+        """Heads, aligners and embeddings outside of the language model."""
+        always = {id(parameter) for parameter in self.trunk.parameters()}
+        return [parameter for parameter in self.trained_parameters() if id(parameter) not in always]
+
     @property
     def _model(self) -> Any:
         return self.lm.model

@@ -287,6 +287,10 @@ class Policy(nn.Module, ABC):
         """Modules that `forward` does not run, such as a picture model: each is called by itself."""
         return []
 
+    def sometimes(self) -> list[nn.Parameter]:
+        """Trained parameters that a forward pass may leave out, as those of one direction."""
+        return []
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """What the actor's optimizer takes. The critic's parameters are not among them."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]

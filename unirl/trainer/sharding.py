@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.utils.checkpoint import checkpoint
 
 from unirl.errors import ConfigError
-from unirl.policies.policy import Policy
+from unirl.policies.policy import Policy, PolicyOutput
 from unirl.policies.reference import BaseReference, reference_of
 from unirl.trainer.distribution import Distribution
 
@@ -121,6 +122,8 @@ def prepare_policy(accelerator: Accelerator, distribution: Distribution, policy:
         if not isinstance(reference, BaseReference):
             shard(reference, mesh, distribution, offload=distribution.offload_reference)
         return Prepared(policy, accelerator.prepare_optimizer(_optimizer(policy)), reference)
+    if accelerator.num_processes > 1 and policy.sometimes():
+        policy.register_forward_hook(_touch)
     model, optimizer = accelerator.prepare(policy, _optimizer(policy))
     if distribution.mixed_precision != "no" and not isinstance(reference, BaseReference):
         reference = accelerator.prepare_model(reference, device_placement=False, evaluation_mode=True)
@@ -193,6 +196,14 @@ def reference_on_device(
     yield
     if moves:
         reference.to("cpu")
+
+
+def _touch(policy: nn.Module, _inputs: object, output: PolicyOutput) -> PolicyOutput:
+    """Give what a pass left out a gradient of 0; DDP waits for a gradient of every parameter."""
+    if not (torch.is_grad_enabled() and isinstance(policy, Policy)):
+        return output
+    nothing = sum((parameter.sum() for parameter in policy.sometimes()), output.values.new_zeros(()))
+    return replace(output, values=output.values + 0.0 * nothing)
 
 
 def _optimizer(policy: Policy) -> torch.optim.AdamW:
