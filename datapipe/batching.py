@@ -100,7 +100,8 @@ class CutBatches:
         return int(self._ends[batch - 1]) if batch else 0, int(self._ends[batch])
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        return self._order[begin:end]
+        places: NDArray[np.int64] = self._order[begin:end]
+        return places
 
     def image_size(self, positions: NDArray[np.int64]) -> tuple[int, int] | None:
         return None

@@ -225,7 +225,7 @@ class Loader:
 
     @cached_property
     def _rows_hash(self) -> int:
-        return xxhash.xxh3_64_intdigest(self._rows) >> 11
+        return xxhash.xxh3_64_intdigest(self._rows.data) >> 11
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on right after the last batch that was handed out.

@@ -142,7 +142,8 @@ class _Draws:
         first = start // _DRAW_WINDOW
         windows = [self._window(window) for window in range(first, -(-stop // _DRAW_WINDOW))]
         drawn = np.concatenate([np.empty(0, np.int64), *windows])
-        return drawn[start - first * _DRAW_WINDOW : stop - first * _DRAW_WINDOW]
+        wanted: NDArray[np.int64] = drawn[start - first * _DRAW_WINDOW : stop - first * _DRAW_WINDOW]
+        return wanted
 
     def _window(self, window: int) -> NDArray[np.int64]:
         raw = random_numbers(
@@ -151,7 +152,8 @@ class _Draws:
         places = (raw >> np.uint64(11)).astype(np.float64) * (self.ends[-1] / 2**53)
         # A product that rounds up to the last sum belongs to the last row that has a weight.
         last = int(np.searchsorted(self.ends, self.ends[-1]))
-        return np.minimum(np.searchsorted(self.ends, places, side="right"), last)
+        found: NDArray[np.int64] = np.minimum(np.searchsorted(self.ends, places, side="right"), last)
+        return found
 
 
 def _cumulated(weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -191,7 +191,8 @@ def _hue_matrix(angle: float) -> Tensor:
     turn[1, 1] = turn[2, 2] = math.cos(angle)
     turn[2, 1] = math.sin(angle)
     turn[1, 2] = -math.sin(angle)
-    return (torch.linalg.inv(yiq) @ turn @ yiq).float()
+    turned: Tensor = (torch.linalg.inv(yiq) @ turn @ yiq).float()
+    return turned
 
 
 def _room(image: Tensor, size: tuple[int, int]) -> tuple[int, int]:

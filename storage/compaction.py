@@ -145,7 +145,8 @@ def _row_bytes(pool: ReaderPool, base: Snapshot, one: _Candidate) -> np.ndarray:
     part = one.part
     tensors = sum(base.tensors[name].row_bytes for name in part.tensors)
     index = (part.index.bytes + part.keys.bytes) // part.rows
-    return pool.get(part).keys("always").blob_bytes[one.live] + tensors + index + 1
+    sizes: np.ndarray = pool.get(part).keys("always").blob_bytes[one.live] + tensors + index + 1
+    return sizes
 
 
 def _replaced(

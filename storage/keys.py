@@ -261,4 +261,5 @@ class KeyTable:
     def shared_hashes(self, hashes: np.ndarray) -> np.ndarray:
         """Those of `hashes` (uint64) that this table has too."""
         at = np.minimum(self.sorted_hash.searchsorted(hashes), len(self) - 1)
-        return hashes[self.sorted_hash[at] == hashes]
+        present: np.ndarray = hashes[self.sorted_hash[at] == hashes]
+        return present

@@ -141,7 +141,8 @@ class Reading(StoreHandle):
         table = self.query(
             f"SELECT key FROM samples ORDER BY jaro_winkler_similarity(key, {literal}) DESC LIMIT 3"
         )
-        return table.column(0).to_pylist()
+        names: list[str] = table.column(0).to_pylist()
+        return names
 
 
 def _empty(schema: pa.Schema) -> pa.Table:

@@ -44,7 +44,9 @@ class PartRows:
 
     def column(self, name: str, kind: str, rows: np.ndarray) -> list[Scalar]:
         """Values of a metadata column."""
-        return self.reader.column(name, ARROW_TYPES[kind], "always").take(from_numpy(rows)).to_pylist()
+        column = self.reader.column(name, ARROW_TYPES[kind], "always")
+        values: list[Scalar] = column.take(from_numpy(rows)).to_pylist()
+        return values
 
     def copy_tensor(self, spool: TensorSpool) -> None:
         """Append the values of all rows to a column of the new part."""

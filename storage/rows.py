@@ -64,7 +64,8 @@ class RowMap:
         if not len(self.deleted):
             return np.zeros(len(rows), bool)
         at = np.minimum(self.deleted.searchsorted(rows), len(self.deleted) - 1)
-        return self.deleted[at] == rows
+        is_deleted: np.ndarray = self.deleted[at] == rows
+        return is_deleted
 
     def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Position in `snapshot.parts` and row within the part, int64 (n,) each.

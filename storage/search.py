@@ -62,7 +62,8 @@ def search_rows(run: Callable[[str], pa.Table], column: str, text: str, limit: i
     scores = _bm25(counts_WN, lengths_N, totals["num"][0].as_py(), totals["mean"][0].as_py())
     rows = to_numpy(found.column("row"), np.int64)
     hits = np.flatnonzero(counts_WN.any(axis=0))
-    return rows[hits[np.lexsort((rows[hits], -scores[hits]))[:limit]]]
+    best: np.ndarray = rows[hits[np.lexsort((rows[hits], -scores[hits]))[:limit]]]
+    return best
 
 
 def _words(text: str) -> list[str]:

@@ -111,7 +111,8 @@ class PartReader:
             return rows + self.part.first_row
         if self._row_ids is None:
             self._row_ids = read_row_file(self.backend, self.part.row_ids)
-        return self._row_ids[rows]
+        ids: np.ndarray = self._row_ids[rows]
+        return ids
 
     def blob(self, row: int, policy: str) -> memoryview | None:
         """The bytes of a row's blob on the map, or None when it has none.

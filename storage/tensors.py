@@ -202,7 +202,7 @@ def _dummy_offset(name: str, spec: TensorSpec, padding: int) -> int:
     _write_arrow(sink, name, spec, pa.py_buffer(bytes(spec.row_bytes)), 1, {}, padding)
     content = sink.getvalue()
     column = pa.ipc.open_file(content).get_batch(0).column(0)
-    return column.storage.values.buffers()[1].address - content.address
+    return int(column.storage.values.buffers()[1].address - content.address)
 
 
 def read_block_checksums(mapped: np.ndarray) -> bytes:

@@ -228,7 +228,7 @@ def _strictly(
     fast_transform: bool = False,
 ) -> NDArray[np.uint8]:
     try:
-        return simplejpeg.decode_jpeg(
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
             data,
             colours,
             fastdct=fast_transform,
@@ -238,6 +238,7 @@ def _strictly(
             buffer=buffer,
             strict=True,
         )
+        return pixels
     except ValueError as error:
         reason = "truncated" if "Premature end of JPEG file" in str(error) else "corrupt"
         raise DecodeError(reason, f"JPEG of {len(data)} bytes: {error}") from error

@@ -57,7 +57,8 @@ def _transform(length: int, extent: float) -> NDArray[np.float32]:
     weights /= weights.sum(axis=1, keepdims=True)
     # Rows of the orthogonal DCT-II without its factors: cos(pi (2x + 1) u / 2N).
     cosines = np.cos(np.pi * np.outer(np.arange(_KEPT), 2 * np.arange(_SIDE) + 1) / (2 * _SIDE))
-    return (cosines @ weights).astype(np.float32)
+    coefficients: NDArray[np.float32] = (cosines @ weights).astype(np.float32)
+    return coefficients
 
 
 def phash_distance(first: str, second: str) -> int:

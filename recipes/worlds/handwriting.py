@@ -111,7 +111,8 @@ def draw_number(number: int, pool: dict[int, np.ndarray], rng: np.random.Generat
         choices = pool[digit]
         columns = slice(position * DIGIT_SIDE, (position + 1) * DIGIT_SIDE)
         ink[TOP_Y : TOP_Y + DIGIT_SIDE, columns, 0] = _enlarge(choices[int(rng.integers(len(choices)))])
-    return np.rint(PAPER + (INK - PAPER) * ink).astype(np.uint8)
+    pixels: np.ndarray = np.rint(PAPER + (INK - PAPER) * ink).astype(np.uint8)
+    return pixels
 
 
 def _enlarge(digit: np.ndarray) -> np.ndarray:

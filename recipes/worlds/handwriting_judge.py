@@ -109,7 +109,8 @@ def _digit_features(images_BHWC: np.ndarray) -> np.ndarray:
     slopes = (across, down, (across + down) / np.sqrt(2), (across - down) / np.sqrt(2))
     edges = np.stack([np.maximum(sign * slope, 0) for slope in slopes for sign in (1, -1)], axis=1)
     maps = gaussian_filter(edges, (0, 0, 1.2, 1.2))[:, :, 1::3, 1::3]
-    return maps.reshape(len(digits), -1)
+    features: np.ndarray = maps.reshape(len(digits), -1)
+    return features
 
 
 def _centre(digits: np.ndarray) -> np.ndarray:
@@ -122,7 +123,8 @@ def _centre(digits: np.ndarray) -> np.ndarray:
 def _ink(images_BHWC: np.ndarray) -> np.ndarray:
     """Project colours on the line from paper to ink; float64 (B, 32, 32), 0 is paper and 1 is ink."""
     colour = (INK - PAPER).astype(np.float64)
-    return np.clip((images_BHWC - PAPER) @ colour / (colour @ colour), 0, 1)
+    ink: np.ndarray = np.clip((images_BHWC - PAPER) @ colour / (colour @ colour), 0, 1)
+    return ink
 
 
 def _find_line(ink: np.ndarray) -> np.ndarray:
@@ -172,4 +174,5 @@ def _scribble(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     half = len(patches) // 2
     whole = [picture[rng.permutation(64)] for picture in patches[:half]]
     mixed = np.concatenate([np.stack(whole), rng.permuted(patches[half:], axis=1)])
-    return mixed.reshape(-1, 8, 8, 4, 4, 3).swapaxes(2, 3).reshape(images.shape)
+    pictures: np.ndarray = mixed.reshape(-1, 8, 8, 4, 4, 3).swapaxes(2, 3).reshape(images.shape)
+    return pictures

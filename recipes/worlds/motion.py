@@ -124,7 +124,8 @@ def render_frames(
         row = SIDE // 2 + down * along + (shift if across else 0)
         coverage = _mask(motion.shape, column, row)[:, :, None]
         frames.append(paper + (np.array(COLOURS[motion.colour]) - paper) * coverage)
-    return np.rint(np.stack(frames)).astype(np.uint8)
+    pixels: np.ndarray = np.rint(np.stack(frames)).astype(np.uint8)
+    return pixels
 
 
 @cache

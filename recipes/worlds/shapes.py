@@ -163,7 +163,8 @@ def shape_mask(shape: Shape, size: Size, column: int, row: int) -> np.ndarray:
     else:
         pen.polygon([(left, bottom - 1), (right - 1, bottom - 1), ((left + right) / 2, top)], fill=255)
     covered = np.asarray(canvas, dtype=np.float64) / 255
-    return covered.reshape(SIDE, fine, SIDE, fine).mean(axis=(1, 3))
+    mask: np.ndarray = covered.reshape(SIDE, fine, SIDE, fine).mean(axis=(1, 3))
+    return mask
 
 
 def write_shapes(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ __all__ = ["RemoteBackend"]
 
 _DOWNLOADS_AT_ONCE = 8
 _DOWNLOADS_OF_A_SHARD = 2
+T = TypeVar("T")
 
 
 class RemoteBackend(ReadOnlyBackend):
@@ -94,7 +95,7 @@ class RemoteBackend(ReadOnlyBackend):
     def read(self, name: str) -> bytes:
         return self._readable(lambda: self._folder.read(name))
 
-    def _readable(self, action: Callable[[], Any]) -> Any:
+    def _readable(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except PermissionError as error:

@@ -55,7 +55,7 @@ class RowBatch:
     def bytes(self) -> int:
         """Bytes of blobs, metadata and tensors."""
         blobs = sum(memoryview(blob).nbytes for blob in self.blobs if blob is not None)
-        return blobs + self.columns.nbytes + sum(rows.values.nbytes for rows in self.tensors.values())
+        return int(blobs + self.columns.nbytes + sum(rows.values.nbytes for rows in self.tensors.values()))
 
 
 def read_batches(view: View) -> Iterator[RowBatch]:

@@ -144,4 +144,5 @@ def _blobs(batch: pa.RecordBatch, record: ExportRecord) -> list[Blob | None]:
     if record.blobs is None:
         return [None] * batch.num_rows
     column = batch.column(record.blob_field)
-    return (column if record.blobs == "binary" else column.field("bytes")).to_pylist()
+    blobs: list[Blob | None] = (column if record.blobs == "binary" else column.field("bytes")).to_pylist()
+    return blobs

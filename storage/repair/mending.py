@@ -117,7 +117,8 @@ class _KeptRows(PartRows):
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         assert self.fix.numbers is not None
-        return self.fix.numbers[rows]
+        numbers: np.ndarray = self.fix.numbers[rows]
+        return numbers
 
     def key(self, row: int) -> bytes:
         assert self.fix.keys is not None

@@ -88,7 +88,8 @@ def picture_of(store: FeatureStore, row: int, modality: str | None) -> np.ndarra
     from datapipe.decode.video import VideoReader
 
     with VideoReader(bytes(blob)) as reader:
-        return reader.frames([0])[0]
+        frame: np.ndarray = reader.frames([0])[0]
+        return frame
 
 
 def _show_one(store: FeatureStore, key: str, as_json: bool) -> None:

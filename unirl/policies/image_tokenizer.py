@@ -106,7 +106,7 @@ class ImageTokenizer:
     @property
     def image_size(self) -> int:
         """Side of the square picture, pixels."""
-        return self.grid_size * self.fold * 2 ** (len(self.model.config.channel_multiplier) - 1)
+        return int(self.grid_size * self.fold * 2 ** (len(self.model.config.channel_multiplier) - 1))
 
     @property
     def fold(self) -> int:
@@ -135,7 +135,8 @@ class ImageTokenizer:
         if pixels.ndim != 4 or pixels.shape[1:] != (3, side, side):
             raise ShapeError(f"pixels must be (B, 3, {side}, {side}), found {tuple(pixels.shape)}")
         folded = F.pixel_unshuffle(pixels.to(self.model.device), self.fold)
-        return self.model.encode(folded).image_tokens.view(pixels.shape[0], -1)
+        codes: Tensor = self.model.encode(folded).image_tokens.view(pixels.shape[0], -1)
+        return codes
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:

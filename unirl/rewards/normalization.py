@@ -78,13 +78,15 @@ def _standard(values: np.ndarray) -> np.ndarray:
     deviation = float(values.std())
     if deviation <= _floor(float(np.abs(values).max())):
         return np.zeros(len(values))
-    return (values - values.mean()) / deviation
+    scaled: np.ndarray = (values - values.mean()) / deviation
+    return scaled
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
     if len(values) == 1:
         return np.full(1, 0.5)
-    return (rankdata(values) - 1) / (len(values) - 1)
+    ranks: np.ndarray = (rankdata(values) - 1) / (len(values) - 1)
+    return ranks
 
 
 def _floor(size: float) -> float:

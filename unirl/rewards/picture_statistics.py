@@ -47,7 +47,7 @@ def edges(picture: np.ndarray) -> float:
 def jpeg_bits(picture: np.ndarray) -> float:
     """Bits per pixel of a JPEG at quality 90: small for flat pictures, large for noise."""
     encoded = simplejpeg.encode_jpeg(np.ascontiguousarray(picture), quality=JPEG_QUALITY)
-    return 8 * len(encoded) / (picture.shape[0] * picture.shape[1])
+    return float(8 * len(encoded) / (picture.shape[0] * picture.shape[1]))
 
 
 STATISTICS: Final[Mapping[str, Callable[[np.ndarray], float]]] = {

@@ -199,7 +199,8 @@ def _margins(model: PreferenceModel, pairs: Sequence[PreferencePair]) -> Tensor:
     """Score of the first minus that of the second, float32 (B,), with gradient."""
     captions = [sample.caption for pair in pairs for sample in (pair.first, pair.second)]
     scores = model(_pictures(model.trunk, pairs), np.arange(len(captions)), captions)
-    return scores[::2] - scores[1::2]
+    differences: Tensor = scores[::2] - scores[1::2]
+    return differences
 
 
 @torch.inference_mode()

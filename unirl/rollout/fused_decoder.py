@@ -212,4 +212,5 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(weight)
+    normed: Tensor = (x * scale).mul_(weight)
+    return normed

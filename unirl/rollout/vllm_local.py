@@ -203,7 +203,7 @@ class LocalVllm:
                 f"step {step}: a guided sample of {length} tokens does not fit into the engine's cache of "
                 f"{settings.cache_bytes} bytes and batches of {settings.max_batch_tokens} tokens; raise them"
             )
-        return pairs
+        return int(pairs)
 
     def _run(self, request: TokenRequest, rows: Sequence[int]) -> list[Any]:
         prompts: list[dict[str, Any]] = []

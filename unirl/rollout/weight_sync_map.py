@@ -161,7 +161,7 @@ class _Recorder(TorchDispatchMode):
     """Sees every copy whose source is one of the given tensors, and every place that is written to."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._names = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
         self.copies: dict[str, list[_Copy]] = {}
         self.written: list[Tensor] = []

@@ -76,9 +76,9 @@ def encode_frames(store: FeatureStore, tokenizer: ImageTokenizer) -> None:
     num_frames = store.tensor(FRAMES_COLUMN).shape[0]
 
     def codes(view: View, which: slice) -> np.ndarray:
-        return np.concatenate(
-            [_codes(batch[FRAMES_COLUMN][:, which], tokenizer) for batch in _frames(view)]
-        ).astype(dtype)
+        parts = [_codes(batch[FRAMES_COLUMN][:, which], tokenizer) for batch in _frames(view)]
+        joined: np.ndarray = np.concatenate(parts).astype(dtype)
+        return joined
 
     about: dict[str, Any] = {"model": "image tokenizer", "model_hash": tokenizer.weights_hash()}
     columns = {

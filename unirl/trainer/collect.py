@@ -215,7 +215,8 @@ def _clip(prompt: Prompt, picture: np.ndarray) -> np.ndarray | None:
     """The frames that the prompt shows, and the picture after them."""
     if prompt.context_images is None or prompt.context_images.shape[1:] != picture.shape:
         return None
-    return np.concatenate([prompt.context_images, picture[None]])
+    pictures: np.ndarray = np.concatenate([prompt.context_images, picture[None]])
+    return pictures
 
 
 def _picture(prompt: Prompt) -> np.ndarray:

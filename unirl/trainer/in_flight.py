@@ -141,7 +141,7 @@ class InFlight:
         """Whether both files are as they were written."""
         try:
             wanted = json.loads(self._record(step).read_text())["file"]
-            return fingerprint(self._tensors(step)) == wanted
+            return bool(fingerprint(self._tensors(step)) == wanted)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

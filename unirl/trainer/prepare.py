@@ -220,9 +220,9 @@ def _codes(view: View, tokenizer: ImageTokenizer, dtype: type[np.integer], batch
         shuffle=False,
         drop_last=False,
     )
-    return np.concatenate([tokenizer.encode(_pixels(batch.images)).cpu().numpy() for batch in loader]).astype(
-        dtype
-    )
+    parts = [tokenizer.encode(_pixels(batch.images)).cpu().numpy() for batch in loader]
+    joined: np.ndarray = np.concatenate(parts).astype(dtype)
+    return joined
 
 
 def train_policy(

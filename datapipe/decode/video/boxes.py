@@ -68,7 +68,7 @@ def _video_tracks(file: BinaryIO, size: int) -> list[memoryview]:
 
 def _is_video(track: memoryview) -> bool:
     handlers = (handler for media in _find(track, b"mdia") for handler in _find(media, b"hdlr"))
-    return any(handler[8:12] == b"vide" for handler in handlers)
+    return any(bytes(handler[8:12]) == b"vide" for handler in handlers)
 
 
 def _table(track: memoryview, wanted: bytes) -> memoryview:

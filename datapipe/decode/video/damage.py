@@ -39,7 +39,7 @@ def count_damaged(
         stop = int(np.searchsorted(pts, later.min())) if len(later) else len(pts)
         bad[start:stop] = True
     missing_at_end = sum(start >= len(pts) for start in starts)
-    return int(bad.sum()) + missing_at_end
+    return int(bad.sum() + missing_at_end)
 
 
 def missing_at_end(video: OpenVideo, pts: NDArray[np.int64], zero: int) -> int:

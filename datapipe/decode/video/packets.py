@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class PacketLog:
         self.num_leading = 0  # frames stored after a key frame and shown before it
         self._has_gaps = False  # packets without a time
 
-    def add_packet(self, packet: Packet) -> None:
+    def add_packet(self, packet: Packet[Any]) -> None:
         """Note one packet of PyAV."""
         self.add(packet.pts, packet.is_keyframe, packet.is_discard, lambda: bytes(packet))
 
@@ -90,7 +90,7 @@ class PacketLog:
         return True
 
 
-def is_unreferred(packet: Packet, length_bytes: int) -> bool:
+def is_unreferred(packet: Packet[Any], length_bytes: int) -> bool:
     """Whether no other H.264 picture depends on this one (H.264, 7.4.1: nal_ref_idc is 0)."""
     for nal in _nals(bytes(packet), length_bytes):
         if nal[0] & 0x1F in _H264_SLICES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class PyavFrames:
         self._error = import_av().error.FFmpegError
         self._can_skip = video.facts.codec == "h264"
         self._length_bytes = nal_length_bytes(video.facts.codec, video.stream.codec_context.extradata)
-        self._packets: Iterator[Packet] | None = None
+        self._packets: Iterator[Packet[Any]] | None = None
         self._waiting: deque[VideoFrame] = deque()
         self._last_pts: int | None = None
         self._newest_entry = -1
@@ -153,7 +153,7 @@ class PyavFrames:
             return False
         return False
 
-    def _demux(self) -> Iterator[Packet]:
+    def _demux(self) -> Iterator[Packet[Any]]:
         return (packet for packet in self._video.container.demux(self._video.stream) if packet.size)
 
     def _advance(self, pts: int, wanted: set[int], last_wanted: int) -> VideoFrame:
@@ -186,11 +186,11 @@ class PyavFrames:
         self.num_decoded += len(found)
         self._waiting.extend(found)
 
-    def _is_idle(self, packet: Packet) -> bool:
+    def _is_idle(self, packet: Packet[Any]) -> bool:
         """Whether the packet need not be decoded on the way to another frame."""
         return self._can_skip and is_unreferred(packet, self._length_bytes)
 
 
-def _chain(first: Packet, rest: Iterator[Packet]) -> Iterator[Packet]:
+def _chain(first: Packet[Any], rest: Iterator[Packet[Any]]) -> Iterator[Packet[Any]]:
     yield first
     yield from rest

@@ -142,7 +142,8 @@ class VideoReader:
 
     def frame(self, index: int) -> NDArray[np.uint8]:
         """Decode one frame: uint8 (H, W, 3)."""
-        return self.frames([index])[0]
+        frame: NDArray[np.uint8] = self.frames([index])[0]
+        return frame
 
     def frames(self, indices: Sequence[int]) -> NDArray[np.uint8]:
         """Decode frames in the order asked for, repeats allowed.
@@ -163,7 +164,8 @@ class VideoReader:
 
     def frame_at(self, time_s: float | Fraction) -> NDArray[np.uint8]:
         """Decode the frame that is shown at a time: uint8 (H, W, 3)."""
-        return self.frames_at([time_s])[0]
+        frame: NDArray[np.uint8] = self.frames_at([time_s])[0]
+        return frame
 
     def frames_at(self, times_s: Sequence[float | Fraction]) -> NDArray[np.uint8]:
         """Decode the frames that are shown at some times, clamped to those that decode.

@@ -208,7 +208,7 @@ class Replicas:
         longest = min(self.retries.max_wait_s, self.retries.first_wait_s * 2**state.attempt_number)
         error = state.outcome.exception() if state.outcome else None
         asked = error.wait_s if isinstance(error, _TryAgain) else 0.0
-        return min(self.retries.max_wait_s, asked) + longest * self._jitter.random()
+        return float(min(self.retries.max_wait_s, asked) + longest * self._jitter.random())
 
     async def _try(
         self, method: str, path: str, body: Mapping[str, Any] | None, request_id: str
