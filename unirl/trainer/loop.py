@@ -49,6 +49,7 @@ from unirl.trainer.state_keeper import Position, StateKeeper
 from unirl.trainer.step_metrics import measure, resident_bytes, rollout_metrics, row_metrics, tokens_per_s
 from unirl.trainer.step_samples import StepSampler
 from unirl.trainer.stopping import StageEnd
+from unirl.trainer.trackers import named_trackers, open_trackers
 from unirl.trainer.update import update_policy
 from unirl.types import (
     Direction,
@@ -168,6 +169,7 @@ class Trainer:
                 run.path,
                 last_step=-1 if state is None else self.position.step,
                 num_lines=None if state is None else state["metrics_lines"],
+                trackers=open_trackers(named_trackers(), run.path),
             )
             for line in self.metrics.lines():
                 self.watch.see(line)
