@@ -16,7 +16,7 @@ from pathlib import Path
 from recipes.shapes import ShapesData, shapes
 from unirl.cli import main
 from unirl.rewards import Ensemble, PictureStatistic
-from unirl.trainer.recipe import Recipe
+from unirl.trainer.recipe import Recipe, RewardTraining
 from unirl.trainer.stages import Stage
 from unirl.types import Reward
 
@@ -52,7 +52,7 @@ def shapes_hacked(*, seed: int = 0) -> Recipe:
         stages=(stage,),
         tokenizer=replace(healthy.tokenizer, steps=300),
         sft=replace(healthy.sft, steps=250),
-        reward=replace(healthy.reward, steps=1),
+        reward=RewardTraining(steps=1),
         scoring=Darkness(),
         settings=replace(healthy.settings, evaluate_every=3),
     )

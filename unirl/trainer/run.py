@@ -139,8 +139,8 @@ def _run(
         if write_report is not None:
             write_report(run)
     accelerator.wait_for_everyone()
-    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return summary
+    written: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return written
 
 
 def _identity(reward: Reward) -> str | None:
