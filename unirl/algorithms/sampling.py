@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from unirl.algorithms.chosen_logprobs import chosen_logprobs
 from unirl.algorithms.tensor_checks import as_float, require_mask, require_rank
 from unirl.errors import ConfigError, RolloutError, ShapeError
 
@@ -102,13 +103,14 @@ def token_logprobs(
     temperature: float = 1.0,
     uncond: Tensor | None = None,
     guidance: float = 1.0,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Score given tokens under `log_distribution`, with the entropy of each position.
 
         logprob = log p[id],   entropy = -sum_v p[v] log p[v]
 
     Only the chosen entry and the normaliser are kept apart from the scores themselves; no (B, T, V)
-    log-probabilities are made. Both results carry gradients to `logits`.
+    log-probabilities are made.
 
     Args:
         logits: Float (B, T, V), before temperature; position t predicts ids[:, t].
@@ -116,6 +118,8 @@ def token_logprobs(
         allowed: Bool, broadcasting to (B, T, V), for example (T, V) or (V,). None allows every id.
         temperature: Above 0, the one that was sampled with.
         uncond, guidance: As `log_distribution`, the ones that were sampled with.
+        entropy_gradient: Let the entropy carry a gradient to `logits`, as the log-probs do. Without it the
+            backward pass is cheaper, and the log-probs and their gradient are the same bits.
 
     Returns:
         logprobs (B, T) and entropy (B, T), nats, float32 (float64 for float64 logits). The log-prob of an id
@@ -127,6 +131,9 @@ def token_logprobs(
     """
     require_rank(3, logits=logits)
     _require_ids(ids, logits)
+    if not (entropy_gradient and torch.is_grad_enabled()):
+        mixed = _mixed(logits, allowed, temperature, uncond, guidance)
+        return chosen_logprobs(mixed, ids, allowed, temperature)
     scores, log_total = _scores(logits, allowed, temperature, uncond, guidance)
     chosen = scores.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     probs = torch.exp(scores - log_total.unsqueeze(-1))
@@ -188,15 +195,23 @@ def _scores(
     logits: Tensor, allowed: Tensor | None, temperature: float, uncond: Tensor | None, guidance: float
 ) -> tuple[Tensor, Tensor]:
     """Return z shifted so that its maximum is 0, float (..., V), and log sum exp z, float (...)."""
-    wrong = sampling_errors({"temperature": temperature, "guidance": guidance})
-    if wrong:
-        raise ConfigError("; ".join(wrong))
-    scores = _guided(logits, uncond, guidance) / temperature
+    scores = _mixed(logits, allowed, temperature, uncond, guidance) / temperature
     if allowed is not None:
-        _require_allowed(allowed, logits)
         scores = scores.masked_fill(~allowed, -math.inf)
     scores.sub_(scores.detach().amax(-1, keepdim=True))
     return scores, scores.logsumexp(-1)
+
+
+def _mixed(
+    logits: Tensor, allowed: Tensor | None, temperature: float, uncond: Tensor | None, guidance: float
+) -> Tensor:
+    """Check the settings and return m, float (..., V)."""
+    wrong = sampling_errors({"temperature": temperature, "guidance": guidance})
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    if allowed is not None:
+        _require_allowed(allowed, logits)
+    return _guided(logits, uncond, guidance)
 
 
 def _guided(logits: Tensor, uncond: Tensor | None, guidance: float) -> Tensor:

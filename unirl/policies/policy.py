@@ -228,6 +228,8 @@ class Policy(nn.Module, ABC):
         unconditional: tuple[Tensor, Tensor] | None = None,
         detach_uncond: bool = False,
         pictures: Tensor | None = None,
+        entropy_gradient: bool = True,
+        with_values: bool = True,
     ) -> PolicyOutput:
         """Score given responses.
 
@@ -242,6 +244,8 @@ class Policy(nn.Module, ABC):
                 Needed if guidance is not 1: the same responses are run behind them too.
             detach_uncond: Let no gradient into the unconditional branch.
             pictures: What `pictures` gave for the rows' prompts.
+            entropy_gradient: Whether the entropy is learned from; see `token_logprobs`.
+            with_values: Ask the critic. Without it values are 0, with a gradient of 0 for the critic.
         """
         responses = input_ids[:, prompt_length:]
         hidden = self._behind_prompt(input_ids, attention_mask, prompt_length, pictures)
@@ -268,10 +272,16 @@ class Policy(nn.Module, ABC):
                 temperature=temperature,
                 uncond=base,
                 guidance=guidance,
+                entropy_gradient=entropy_gradient,
             )
 
         logprobs, entropy = score_in_chunks(score, hidden, uncond, positions=self.logits_chunk)
-        return PolicyOutput(logprobs=logprobs, entropy=entropy, values=self.critic(hidden))
+        if with_values:
+            values = self.critic(hidden)
+        else:
+            # One position: ranks wait for a gradient of every parameter.
+            values = (0.0 * self.critic(hidden[:1, :1])).expand(hidden.shape[:2])
+        return PolicyOutput(logprobs=logprobs, entropy=entropy, values=values)
 
     def _behind_prompt(
         self, ids: Tensor, mask: Tensor, prompt_length: int, pictures: Tensor | None

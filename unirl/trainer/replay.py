@@ -18,6 +18,8 @@ def replay_tokens(
     sampling: SamplingSettings,
     *,
     detach_uncond: bool = False,
+    entropy_gradient: bool = True,
+    with_values: bool = True,
 ) -> PolicyOutput:
     """Score the responses of a rollout.
 
@@ -27,6 +29,7 @@ def replay_tokens(
         rollout: Its tokens.
         sampling: Temperature and guidance of the caller; they must be those of every token.
         detach_uncond: With guidance, let no gradient into the unconditional branch.
+        entropy_gradient, with_values: As for `Policy.forward`.
 
     Raises:
         RolloutError: If a token was drawn under other settings; both values are named.
@@ -50,5 +53,7 @@ def replay_tokens(
         unconditional=unconditional,
         detach_uncond=detach_uncond,
         pictures=policy.pictures(rollout.prompts),
+        entropy_gradient=entropy_gradient,
+        with_values=with_values,
     )
     return output

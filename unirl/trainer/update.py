@@ -138,6 +138,8 @@ def _backward(
         batch.rollout,
         stage.sampling,
         detach_uncond=stage.guidance_mode == "detach_uncond",
+        entropy_gradient=own.entropy_coef != 0.0,
+        with_values=ALGORITHMS[own.algorithm].uses_critic,
     )
     policy, metrics = _policy_loss(output, batch, own, count, own.kl_coef if kl_coef is None else kl_coef)
     critic, critic_metrics = _critic_loss(output, batch, own, count)

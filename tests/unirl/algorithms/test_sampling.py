@@ -213,3 +213,48 @@ def test_what_cannot_be_trained_with_is_named_with_its_reason() -> None:
     wrong = sampling_errors({"temperature": 0.0, "top_p": 0.9, "top_k": 50, "min_p": 0.1, "seed": 1})
     assert [reason.split()[0] for reason in wrong] == ["temperature", "top_p", "top_k", "min_p"]
     assert all("moves with the weights" in reason for reason in wrong[1:])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_without_a_gradient_of_the_entropy_all_else_is_the_same_bits(
+    temperature: float, guidance: float
+) -> None:
+    """The last id of row 0 is not allowed where it stands: its log-prob is -inf and moves no logit."""
+    generator = torch.Generator().manual_seed(0)
+    logits, uncond = torch.randn(2, 3, 5, 11, generator=generator)
+    allowed = torch.rand(5, 11, generator=generator) < 0.7
+    ids = allowed.float().multinomial(3, generator=generator).T.contiguous()
+    allowed[4, ids[0, 4]] = False
+    weights = torch.randn(3, 5, generator=generator)
+    found = []
+    for entropy_gradient in (True, False):
+        parts = [logits.clone().requires_grad_(), uncond.clone().requires_grad_()]
+        logprobs, entropy = token_logprobs(
+            parts[0],
+            ids,
+            allowed=allowed,
+            temperature=temperature,
+            uncond=parts[1],
+            guidance=guidance,
+            entropy_gradient=entropy_gradient,
+        )
+        assert entropy.requires_grad == entropy_gradient
+        assert logprobs[0, 4].isneginf()
+        wanted = logprobs.masked_fill(logprobs.isneginf(), 0.0) * weights
+        (wanted.sum() + 0.0 * entropy.sum()).backward()
+        gradients = [part.grad if part.grad is not None else torch.zeros(1) for part in parts]
+        found.append([logprobs.detach(), entropy.detach(), *gradients])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_written_gradient_is_the_numerical_one() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 3, 7, generator=generator, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(7, (2, 3), generator=generator)
+
+    def score(logits: torch.Tensor) -> torch.Tensor:
+        return token_logprobs(logits, ids, temperature=0.5, entropy_gradient=False)[0]
+
+    assert torch.autograd.gradcheck(score, (logits,))
