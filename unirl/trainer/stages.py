@@ -138,8 +138,9 @@ class Stage:
     """Largest ratio that a negative advantage is charged for; 3 is usual. None charges for any."""
     drpo_epsilon: float = 0.2
     """Shift of probability at which drpo stops pushing."""
-    value_clip: float = 0.2
-    """In reward units."""
+    value_clip: float | None = 0.2
+    """How far a value may move from the one before the update and still count, reward units; None clips
+    nothing."""
     advantage_norm: Literal["batch", "modality", "group", "none"] | None = None
     """Over what token advantages are shifted to mean 0 and scaled to deviation 1: the step, the step's tokens
     of one modality, or the samples of one prompt. None leaves it to the algorithm: the step, or nothing."""

@@ -24,6 +24,10 @@ def test_the_defaults_can_start_on_one_and_two_ranks() -> None:
         check([STAGE, replace(STAGE, name="image", direction="image")], world_size=world_size)
 
 
+def test_what_may_be_left_out() -> None:
+    check([replace(STAGE, value_clip=None, kl_target=None, dual_clip=None, entropy_target=None)])
+
+
 def test_samples_per_step() -> None:
     assert replace(STAGE, prompts_per_step=6, group_size=4).samples_per_step == 24
 
