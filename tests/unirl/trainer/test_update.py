@@ -83,7 +83,7 @@ def one_step(
         policy,
         optimizer,
         experiences,
-        replace(STAGE, max_grad_norm=1e9, **changes),
+        replace(STAGE, direction=experiences[0].rollout.direction, max_grad_norm=1e9, **changes),
         kl_coef=STAGE.kl_coef,
         replay=replay,
     )
@@ -236,7 +236,12 @@ def test_the_gradient_is_clipped_as_a_whole(toy: SimpleNamespace, accelerator: A
     experiences = experiences_of(toy, accelerator, policy, "image")
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     metrics = update_policy(
-        accelerator, policy, optimizer, experiences, replace(STAGE, max_grad_norm=1e-3), kl_coef=0.0
+        accelerator,
+        policy,
+        optimizer,
+        experiences,
+        replace(STAGE, direction="image", max_grad_norm=1e-3),
+        kl_coef=0.0,
     )
     norm = torch.linalg.vector_norm(
         torch.stack([torch.linalg.vector_norm(p.grad) for p in policy.parameters() if p.grad is not None])
@@ -259,7 +264,8 @@ def test_a_step_makes_what_paid_more_likely(toy: SimpleNamespace, accelerator: A
     policy = policy_in(toy)
     (experience,) = experiences_of(toy, accelerator, policy, "image")
     optimizer = torch.optim.SGD(policy.lm.parameters(), lr=0.05)
-    update_policy(accelerator, policy, optimizer, [experience], replace(STAGE, entropy_coef=0.0), kl_coef=0.0)
+    stage = replace(STAGE, direction="image", entropy_coef=0.0)
+    update_policy(accelerator, policy, optimizer, [experience], stage, kl_coef=0.0)
     rollout = experience.rollout
     with torch.no_grad():
         after = policy(
