@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from storage import FeatureStore, QueryError, StorageError
 from unirl.errors import ConfigError
-from unirl.policies.policy import Policy
-from unirl.policies.token_lm import TokenLM
-from unirl.policies.vocabulary import JointVocabulary
 from unirl.trainer.clone import HasStore
-from unirl.trainer.memory_estimate import ModelShape, estimate_memory, lora_parameters, stage_plan
+from unirl.trainer.plan_policy import PolicySizes, caption_problems, memory_parts, policy_sizes
 from unirl.trainer.prepare import require_sources
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory
@@ -31,8 +25,6 @@ __all__ = ["PARTS", "RunPlan", "StagePlan", "plan_run"]
 
 PARTS = ("store", "models/tokenizer", "models/sft", "models/reward")
 """What a run prepares before RL, in order, under its directory; the last only with a reward model."""
-SPECIALS_AROUND_PICTURE = 2
-SHOWN_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +107,12 @@ def plan_run(recipe: Recipe, run: Path, *, world_size: int = 1) -> RunPlan:
         )
     except ConfigError as error:
         problems.extend(line.strip() for line in str(error).splitlines()[1:])
-    policy = _empty_policy(recipe, problems)
-    if policy is not None:
-        _check_captions(recipe, policy, store, problems, notes)
+    sizes = policy_sizes(recipe, run, problems, notes)
+    captions = [] if sizes is None else _captions(recipe, store)
+    if sizes is not None:
+        wrong, cut = caption_problems(recipe, sizes, captions)
+        problems += wrong
+        notes += cut
     num_evaluated = min(
         rows.get("evaluation_rows", recipe.num_evaluation_prompts), recipe.num_evaluation_prompts
     )
@@ -133,11 +128,11 @@ def plan_run(recipe: Recipe, run: Path, *, world_size: int = 1) -> RunPlan:
         store=None if store is None else store.url,
         num_rows=None if store is None else len(store),
         rows=rows,
-        stages=tuple(_stage_plan(stage, recipe, policy, counts, world_size) for stage in recipe.stages),
+        stages=tuple(_stage_plan(stage, recipe, sizes, counts, world_size) for stage in recipe.stages),
         prepared={part: (run / part).is_dir() for part in PARTS[: 3 if recipe.reward is None else 4]},
-        vocabulary={} if policy is None else _vocabulary_sizes(recipe, policy),
-        parameters={} if policy is None else _parameters(policy),
-        memory_bytes={} if policy is None else _memory(recipe, policy, store, world_size),
+        vocabulary={} if sizes is None else _vocabulary_sizes(sizes),
+        parameters={} if sizes is None else sizes.parameters,
+        memory_bytes={} if sizes is None else memory_parts(recipe, sizes, captions, world_size=world_size),
         problems=tuple(dict.fromkeys(problems)),
         notes=tuple(notes),
     )
@@ -197,66 +192,6 @@ def _count_rows(recipe: Recipe, store: FeatureStore, problems: list[str]) -> dic
     return counts
 
 
-def _empty_policy(recipe: Recipe, problems: list[str]) -> Policy | None:
-    """The policy without weights, on the meta device."""
-    config = recipe.tokenizer.config
-    try:
-        vocabulary = JointVocabulary.from_captions(
-            recipe.data.captions(),
-            num_codes=config.num_codes,
-            rows=config.grid_size,
-            columns=config.grid_size,
-        )
-        with torch.device("meta"):
-            return TokenLM.create(recipe.sft.config, vocabulary, seed=0)
-    except (ConfigError, StorageError) as error:
-        problems.append(str(error))
-    except ValueError as error:  # transformers refuses sizes that do not go together
-        problems.append(f"sft.config: {error}")
-    return None
-
-
-def _check_captions(
-    recipe: Recipe, policy: Policy, store: FeatureStore | None, problems: list[str], notes: list[str]
-) -> None:
-    """Whether pictures, prompts and answers fit the model's positions, and the words its vocabulary."""
-    vocabulary, positions = policy.vocabulary, recipe.sft.config.max_length
-    captions = _captions(recipe, store)
-    longest = max(captions, key=lambda text: len(vocabulary.words(text)), default="")
-    num_words = len(vocabulary.words(longest))
-    picture = vocabulary.grid.response_length + SPECIALS_AROUND_PICTURE
-    shown = picture * _num_pictures(recipe)
-    for stage in recipe.stages:
-        needed = max(
-            1 + (picture + num_words if direction == "image" else shown + stage.max_words + 1)
-            for direction in stage.directions
-        )
-        if needed > positions:
-            problems.append(
-                f"stage {stage.name}: prompt and response take {needed} positions, the policy has "
-                f"{positions}; raise sft.config.max_length to {needed} or more, or leave long captions out"
-            )
-    if 1 + shown + num_words + 1 > positions:
-        problems.append(
-            f"the longest caption has {num_words} words, with its picture {shown + num_words + 2} "
-            f"positions, the policy has {positions}: {longest[:60]!r}; raise sft.config.max_length or leave "
-            "it out"
-        )
-    unknown = vocabulary.tokenizer.unk_token_id
-    lacking = [text for text in captions if unknown in vocabulary.words(text)]
-    if lacking:
-        problems.append(
-            f"{len(lacking)} captions have words that the vocabulary lacks, first {lacking[0][:60]!r}; "
-            "the recipe's captions() must hold every word"
-        )
-    for stage in recipe.stages:
-        if "text" in stage.directions and num_words > stage.max_words:
-            notes.append(
-                f"stage {stage.name}: the longest caption has {num_words} words, answers are cut at "
-                f"max_words {stage.max_words}"
-            )
-
-
 def _captions(recipe: Recipe, store: FeatureStore | None) -> Sequence[str]:
     """Those of the store, or what the recipe may write into one."""
     if store is None or "caption" not in store.columns:
@@ -265,39 +200,8 @@ def _captions(recipe: Recipe, store: FeatureStore | None) -> Sequence[str]:
     return captions
 
 
-def _num_pictures(recipe: Recipe) -> int:
-    """Pictures that a prompt to be answered with text shows: one, or the frames of its clip."""
-    return 1 if recipe.clip is None else recipe.clip.num_frames
-
-
-def _memory(recipe: Recipe, policy: Policy, store: FeatureStore | None, world_size: int) -> Mapping[str, int]:
-    """The estimate of the stage that takes most."""
-    vocabulary, config = policy.vocabulary, recipe.sft.config
-    shape = ModelShape.of(
-        config.llama(vocabulary), num_parameters=sum(p.numel() for p in policy.lm.parameters())
-    )
-    longest = max((len(vocabulary.words(text)) for text in _captions(recipe, store)), default=0)
-    shown = (vocabulary.grid.response_length + SPECIALS_AROUND_PICTURE) * _num_pictures(recipe)
-    estimates = [
-        estimate_memory(
-            shape,
-            stage_plan(
-                stage,
-                recipe.settings,
-                prompt_length=1 + (longest + 1 if direction == "image" else shown),
-                ranks=world_size if recipe.settings.distribution.sharding == "fsdp2" else 1,
-                response_length=policy.max_response_length(direction, stage.max_words),
-                trained_parameters=lora_parameters(shape, recipe.lora_rank) if recipe.lora_rank else None,
-            ),
-        )
-        for stage in recipe.stages
-        for direction in stage.directions
-    ]
-    return max(estimates, key=lambda estimate: estimate.peak).parts() if estimates else {}
-
-
 def _stage_plan(
-    stage: Stage, recipe: Recipe, policy: Policy | None, counts: Mapping[str, int], world_size: int
+    stage: Stage, recipe: Recipe, sizes: PolicySizes | None, counts: Mapping[str, int], world_size: int
 ) -> StagePlan:
     per_rank = -(-stage.prompts_per_step // world_size)
     return StagePlan(
@@ -313,24 +217,17 @@ def _stage_plan(
         micro_batches=-(-per_rank // max(1, recipe.settings.micro_prompts)),
         optimizer_steps=stage.steps * stage.epochs * stage.updates_per_step,
         max_response_tokens=stage.max_words + 1
-        if policy is None
-        else max(policy.max_response_length(d, stage.max_words) for d in stage.directions),
+        if sizes is None
+        else max(sizes.response_length(d, stage.max_words) for d in stage.directions),
         learning_rate=stage.learning_rate,
     )
 
 
-def _vocabulary_sizes(recipe: Recipe, policy: Policy) -> dict[str, int]:
-    grid = policy.vocabulary.grid
+def _vocabulary_sizes(sizes: PolicySizes) -> dict[str, int]:
+    grid = sizes.vocabulary.grid
     return {
         "text_ids": grid.offset,
         "image_codes": grid.num_codes,
         "codes_per_picture": grid.length,
-        "positions": recipe.sft.config.max_length,
-    }
-
-
-def _parameters(policy: Any) -> dict[str, int]:
-    return {
-        "policy": sum(p.numel() for p in policy.lm.parameters()),
-        "critic": sum(p.numel() for p in policy.critic.parameters()),
+        "positions": sizes.positions,
     }

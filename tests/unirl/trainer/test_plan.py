@@ -116,3 +116,25 @@ def test_each_rank_needs_an_evaluation_prompt(
     recipe = replace_settings(recipe, ["warm_up_rows=key <> 'toy/00'", "reward_rows=key <> 'toy/00'"])
     told = plan_run(recipe, tmp_path / "run", world_size=world_size).problems
     assert any("evaluation_rows: 1 prompts for 3 ranks" in problem for problem in told) == (world_size == 3)
+
+
+def test_sizes_of_a_policy_that_is_named_are_read_off_its_folder(
+    toy: SimpleNamespace, toy_store: FeatureStore, tmp_path: Path
+) -> None:
+    policy = toy.make_policy()
+    policy.save(tmp_path / "policy")
+    plan = plan_run(own(toy_store, f"sft.model={tmp_path / 'policy'}"), tmp_path / "run")
+    assert plan.problems == ()
+    assert plan.parameters == {"policy": sum(p.numel() for p in policy.lm.parameters())}
+    assert (plan.vocabulary["codes_per_picture"], plan.vocabulary["positions"]) == (4, 64)
+    (tmp_path / "policy" / "image_grid.json").unlink()
+    (problem,) = plan_run(own(toy_store, f"sft.model={tmp_path / 'policy'}"), tmp_path / "run").problems
+    assert "sft.model: " in problem and "no image_grid.json" in problem
+
+
+def test_sizes_of_a_policy_that_the_run_makes_are_not_known_yet(
+    toy_store: FeatureStore, tmp_path: Path
+) -> None:
+    plan = plan_run(own(toy_store, "sft.model={models}/start/policy"), tmp_path / "run")
+    assert plan.problems == () and plan.memory_bytes == {}
+    assert plan.notes == ("the policy is not there yet, so its sizes and memory are not known",)
