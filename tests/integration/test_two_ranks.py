@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
+from storage import FeatureStore
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -86,6 +91,32 @@ def test_a_run_goes_on_with_another_number_of_ranks_that_share_the_model(
     done = launch_toy_run(TORCHRUN, run, "--set", "distribution.sharding=fsdp2")
     assert done.returncode == 0, done.stderr
     assert_close_run(toy, run, whole_run)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_two_ranks_that_are_stopped_or_killed_go_on(
+    toy_store: FeatureStore,
+    importable: None,
+    whole_run: Path,
+    toy: SimpleNamespace,
+    tmp_path: Path,
+    number: int,
+) -> None:
+    """Both save what belongs together and end with 75, or both are killed; then both go on."""
+    program = [str(Path(__file__).parent / "toy_run.py"), str(tmp_path / "run"), str(toy_store.path)]
+    command = [sys.executable, "-m", "recipes.launch.ranks", "2", sys.executable, *program]
+    with subprocess.Popen(
+        [*command, "--pause-s", "0.5"], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as ranks:
+        assert ranks.stdout is not None
+        said = iter(ranks.stdout)
+        assert any("text 2" in line for line in said)
+        os.killpg(ranks.pid, number) if number == signal.SIGKILL else ranks.send_signal(number)
+        assert ranks.wait(timeout=120) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stderr or number == signal.SIGKILL
+    assert_close_run(toy, tmp_path / "run", whole_run)
 
 
 def test_a_wrong_setting_ends_all_ranks_soon_and_is_said(launch_toy_run: Launch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ python -m tools.bench.preemption [--signals 20] [--ranks 1] [--quick]
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +27,8 @@ from unirl.trainer.preemption import REQUEUE_EXIT_CODE
 
 P95_S = 5.0
 LOOK_EVERY_S = 0.02
-START_S = 300.0
+START_S = 1200.0
+QUICK = ("tokenizer.steps=20", "sft.steps=20", "reward.steps=20", "text.steps=4", "image.steps=4")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,16 +46,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--signals", type=int, default=20, help="of each kind")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="4 signals of each kind")
+    parser.add_argument("--quick", action="store_true", help="3 signals of each kind, fewer steps")
     options = parser.parse_args()
-    signals = 4 if options.quick else options.signals
+    signals = 3 if options.quick else options.signals
+    command = recipe_command(options.ranks, QUICK if options.quick else ())
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
-        prepare(here / "base", options.ranks)
+        prepare(here / "base", command)
         shutil.copytree(here / "base", here / "whole")
-        trained_s = train(here / "whole", options.ranks)
-        stopped = interrupt(here, signal.SIGTERM, signals, trained_s, options.ranks)
-        killed = interrupt(here, signal.SIGKILL, signals, trained_s, options.ranks)
+        trained_s = train(here / "whole", command)
+        stopped = interrupt(here, signal.SIGTERM, signals, trained_s, command)
+        killed = interrupt(here, signal.SIGKILL, signals, trained_s, command)
     path = write_results(
         "preemption",
         rows(stopped, killed),
@@ -65,18 +69,18 @@ def main() -> None:
     print(path.with_suffix(".md").read_text())
 
 
-def prepare(run: Path, ranks: int) -> None:
+def prepare(run: Path, command: Sequence[str]) -> None:
     """Make data and models once, and stop before the first step."""
-    process = start(run, ranks)
+    process = start(run, command)
     _wait_until_open(run, process, None)
     process.send_signal(signal.SIGTERM)
     process.wait()
 
 
-def train(run: Path, ranks: int) -> float:
+def train(run: Path, command: Sequence[str]) -> float:
     """Train to the end; returns the seconds from the opening of the log on."""
     before = _log_file(run)
-    process = start(run, ranks)
+    process = start(run, command)
     _wait_until_open(run, process, before)
     started = time.perf_counter()
     if process.wait():
@@ -84,7 +88,9 @@ def train(run: Path, ranks: int) -> float:
     return time.perf_counter() - started
 
 
-def interrupt(here: Path, number: signal.Signals, wanted: int, trained_s: float, ranks: int) -> Seen:
+def interrupt(
+    here: Path, number: signal.Signals, wanted: int, trained_s: float, command: Sequence[str]
+) -> Seen:
     """Send a signal again and again, in as many runs as it takes; compare the ends with the whole run's."""
     seen, instants, alike = Seen(), random.Random(number), []
     while len(seen.seconds) < wanted:
@@ -93,7 +99,7 @@ def interrupt(here: Path, number: signal.Signals, wanted: int, trained_s: float,
         code = -1
         while code != 0:
             before = _log_file(run)
-            process = start(run, ranks)
+            process = start(run, command)
             _wait_until_open(run, process, before)
             if len(seen.seconds) < wanted:
                 pause_s = instants.uniform(0.0, 2.0 * trained_s / (wanted + 1))
@@ -113,7 +119,10 @@ def _interrupt_one(
         return process.wait(timeout=pause_s)
     except subprocess.TimeoutExpired:
         started = time.perf_counter()
-        process.send_signal(number)
+        if number is signal.SIGKILL:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
         code = process.wait()
     seen.seconds.append(time.perf_counter() - started)
     seen.codes.append(code)
@@ -123,12 +132,28 @@ def _interrupt_one(
     return code
 
 
-def start(run: Path, ranks: int) -> subprocess.Popen[bytes]:
-    """Begin or go on."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    program = ["-m", "recipes.shapes", "--run", str(run)]
-    command = [sys.executable, *(launcher if ranks > 1 else []), *program]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def recipe_command(ranks: int, assignments: Sequence[str]) -> list[str]:
+    """Begin the shapes recipe or go on with it; the run's folder comes behind."""
+    launcher = ["-m", "recipes.launch.ranks", str(ranks), sys.executable]
+    settings = [argument for assignment in assignments for argument in ("--set", assignment)]
+    return [
+        sys.executable,
+        *(launcher if ranks > 1 else []),
+        *("-m", "recipes.shapes"),
+        *settings,
+        "--run",
+    ]
+
+
+def start(run: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Begin or go on, in a session of its own, so that a kill takes all ranks."""
+    return subprocess.Popen(
+        [*command, str(run)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def rows(stopped: Seen, killed: Seen) -> list[Row]:
@@ -202,6 +227,7 @@ def _wait_until_open(run: Path, process: subprocess.Popen[bytes], before: int | 
     deadline = time.monotonic() + START_S
     while _log_file(run) in (None, before):
         if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
             raise SystemExit(f"{run}: did not start to train, code {process.returncode}")
         time.sleep(LOOK_EVERY_S)
 

@@ -133,6 +133,8 @@ class StateKeeper:
             return None
         path = Path(found[0])
         state = load_checkpoint(path, model=self._model, optimizer=self._optimizer)
+        if self.accelerator.scaler is not None and state["loss_scale"] is not None:
+            self.accelerator.scaler.load_state_dict(state["loss_scale"])
         self._saver.saved_step = self._saver.whole_step = state["position"]["step"]
         self._rng = lambda: self._restore_rng(path, state["position"]["step"])
         log.warning("resuming from %s, after step %d", path, state["position"]["step"])
@@ -144,7 +146,7 @@ class StateKeeper:
 
     def mark(self) -> None:
         """Note what belongs to the weights as they are, for a stop before they change."""
-        self._mark = _Mark(state=json.loads(json.dumps(self._state())), rng=read_rng_state())
+        self._mark = _Mark(state=json.loads(json.dumps(self._full_state())), rng=read_rng_state())
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is to be saved after this step, on all ranks alike."""
@@ -158,7 +160,7 @@ class StateKeeper:
         self.finish()
         judge = None if judge is None or math.isnan(judge) else judge
         self._saver.save(
-            step=step, model=self._model, optimizer=self._optimizer, state=self._state(), judge=judge
+            step=step, model=self._model, optimizer=self._optimizer, state=self._full_state(), judge=judge
         )
         self._saved_at = time.monotonic()
 
@@ -241,6 +243,11 @@ class StateKeeper:
     def is_stop_asked(self) -> bool:
         """Whether any rank was asked to stop."""
         return any(gather_rows(self._accelerator, [self._stop.is_made]))
+
+    def _full_state(self) -> dict[str, Any]:
+        """What the loop knows, and the scale of fp16 losses."""
+        scaler = self.accelerator.scaler
+        return {**self._state(), "loss_scale": None if scaler is None else scaler.state_dict()}
 
     def _tell(self, wait: Callable[[], None]) -> None:
         try:

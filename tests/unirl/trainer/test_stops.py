@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from recipes.shapes import shapes
 from storage import FeatureStore
 from unirl.rollout.engine import RolloutRequest
 from unirl.rollout.native import NativeEngine
@@ -21,6 +22,7 @@ from unirl.trainer import loop
 from unirl.trainer.checkpoint import newest_checkpoint
 from unirl.trainer.checkpoint_saver import CheckpointSaver
 from unirl.trainer.preemption import StopAsked
+from unirl.trainer.run import run_recipe
 from unirl.types import Judge, Reward, Rollout, Sample, Scores
 
 CALLS_OF_A_FIRST_EVALUATION = 2
@@ -239,3 +241,19 @@ def test_seconds_can_be_what_a_checkpoint_is_due_by(
     toy.make_trainer(tmp_path, toy_store, settings=settings, stages=toy.STAGES[:1]).train()
     found = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert found == ["step-00000001", "step-00000002", "step-00000003"]
+
+
+def test_stopped_while_data_and_models_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No waiting for the end of a warm-up; what is finished stays."""
+
+    def prepare(recipe: object, run: Path, *, seed: int) -> None:
+        (run / "models").mkdir(parents=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("went on after the request to stop")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("unirl.trainer.run.prepare_run", prepare)
+    with pytest.raises(StopAsked, match="stopped while preparing, what is finished stays"):
+        run_recipe(shapes(), tmp_path / "run")
+    assert (tmp_path / "run" / "models").is_dir() and (tmp_path / "run" / "run.json").exists()
+    assert signal.getsignal(signal.SIGTERM) is before
