@@ -63,16 +63,19 @@ def test_two_ranks_give_the_losses_and_rows_of_one(
     assert_close_run(toy, tmp_path / "run", whole_run)
 
 
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
 def test_stages_that_do_many_things_do_them_alike_on_two_ranks(
     toy_run: Callable[..., tuple[int | None, str]],
     launch_toy_run: Launch,
     toy: SimpleNamespace,
     tmp_path: Path,
+    sharding: str,
 ) -> None:
     """Drawn again, learnt from again, both directions, prompts at rest, rows packed under a budget."""
     code, said = toy_run(tmp_path / "one", "--many-things")
     assert code == 0, said
-    done = launch_toy_run(TORCHRUN, tmp_path / "two", "--many-things")
+    options = ("--many-things", "--set", f"distribution.sharding={sharding}")
+    done = launch_toy_run(TORCHRUN, tmp_path / "two", *options)
     assert done.returncode == 0, done.stderr
     assert_close_run(toy, tmp_path / "two", tmp_path / "one")
 
