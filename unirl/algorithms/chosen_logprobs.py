@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ def chosen_logprobs(
     Returns:
         logprobs (B, T), and entropy (B, T) that carries no gradient.
     """
-    logprobs, entropy = _ChosenLogprobs.apply(logits, ids, allowed, temperature)
-    return logprobs, entropy
+    score: Callable[..., tuple[Tensor, Tensor]] = _ChosenLogprobs.apply
+    return score(logits, ids, allowed, temperature)
 
 
 class _ChosenLogprobs(torch.autograd.Function):
