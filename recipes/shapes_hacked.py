@@ -16,7 +16,7 @@ from pathlib import Path
 from recipes.shapes import ShapesData, shapes
 from unirl.cli import main
 from unirl.rewards import Ensemble, PictureStatistic
-from unirl.trainer.recipe import Recipe, RewardTraining
+from unirl.trainer.recipe import Recipe
 from unirl.trainer.stages import Stage
 from unirl.types import Reward
 
@@ -33,14 +33,18 @@ class Darkness:
 
 
 def shapes_hacked(*, seed: int = 0) -> Recipe:
-    """Return the run: an image stage on the flawed reward."""
+    """Return the run: an image stage on the flawed reward, with nothing that holds the policy back."""
     healthy = shapes(seed=seed)
     stage = Stage(
         name="image",
         direction="image",
         prompts="split = 'rl'",
-        steps=30,
-        learning_rate=3e-4,
+        steps=24,
+        algorithm="grpo",
+        learning_rate=4e-4,
+        warmup_steps=3,
+        kl_coef=0.0,
+        kl_target=None,
         max_words=8,
     )
     return replace(
@@ -52,7 +56,7 @@ def shapes_hacked(*, seed: int = 0) -> Recipe:
         stages=(stage,),
         tokenizer=replace(healthy.tokenizer, steps=300),
         sft=replace(healthy.sft, steps=250),
-        reward=RewardTraining(steps=1),
+        reward=None,
         scoring=Darkness(),
         settings=replace(healthy.settings, evaluate_every=3),
     )

@@ -135,6 +135,10 @@ def label(
         list[str] | None, typer.Option(help="URL of a stronger model's server, up to /v1. May be repeated.")
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the server's bearer token.")] = None,
+    question: Annotated[
+        Path | None,
+        typer.Option(help="Folder whose reward.json says what to ask; with --endpoint."),
+    ] = None,
     margin: Annotated[float, typer.Option(min=0.0, help="Scores nearer than this are a tie.")] = 0.0,
 ) -> None:
     """Let a stronger model label pairs: it scores both, and the higher score wins.
@@ -143,6 +147,8 @@ def label(
     """
     if (model is None) == (not endpoint):
         raise typer.BadParameter("name one of --model and --endpoint")
+    if model is not None and question is not None:
+        raise typer.BadParameter("--question belongs to --endpoint; a model of --model has its own")
     from unirl.rewards import Question, VlmYesNo, label_pairs, load_reward, read_pairs, write_pairs
     from unirl.types import Reward
 
@@ -153,7 +159,8 @@ def label(
         from unirl.rewards.backends.endpoint import EndpointBackend
 
         token = token_file.read_text(encoding="utf-8").strip() if token_file is not None else ""
-        reward = VlmYesNo(EndpointBackend(endpoint or [], token=token), Question(image_size=(448, 448)))
+        asked = Question(image_size=(448, 448)) if question is None else Question.load(question)
+        reward = VlmYesNo(EndpointBackend(endpoint or [], token=token), asked)
     labelled = label_pairs(read_pairs(pairs), reward, margin=margin)
     with new_directory(out) as folder:
         write_pairs(labelled, folder)
