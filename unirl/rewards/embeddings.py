@@ -21,6 +21,7 @@ from transformers import (
 
 from unirl.errors import ConfigError
 from unirl.rewards.backends.identity import network_identity
+from unirl.rewards.batches import score_in_batches
 from unirl.rewards.failures import Problem, account
 from unirl.rewards.pictures import picture_problem
 from unirl.types import Sample, Scores
@@ -97,20 +98,13 @@ class EmbeddingSimilarity:
         """
         texts = [sample.caption for sample in samples]
         ids = list(self.tokenizer(texts)["input_ids"]) if texts else []
-        problems = {
-            row: problem
-            for row, (sample, tokens) in enumerate(zip(samples, ids))
-            if (problem := self._problem(sample, len(tokens))) is not None
-        }
-        scored = [row for row in range(len(samples)) if row not in problems]
-        total = np.full(len(samples), np.nan)
-        for start in range(0, len(scored), self.batch_size):
-            batch = scored[start : start + self.batch_size]
-            total[batch] = self._cosines([samples[row] for row in batch])
-        for row in scored:
-            if not np.isfinite(total[row]):
-                problems[row] = Problem(reason="not finite", text="the model gave no finite number")
-                total[row] = np.nan
+        total, problems = score_in_batches(
+            samples,
+            [len(tokens) for tokens in ids],
+            problem_of=self._problem,
+            score=self._cosines,
+            batch_size=self.batch_size,
+        )
         account(
             self.failures,
             samples,

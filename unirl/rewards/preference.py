@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unirl.errors import ConfigError
 from unirl.rewards.backends.identity import network_identity
+from unirl.rewards.batches import score_in_batches
 from unirl.rewards.failures import Problem, account
 from unirl.rewards.pictures import fit_picture, picture_problem
 from unirl.rewards.question import IMAGE_TOKEN
@@ -127,20 +128,9 @@ class Preference:
             RewardError: If more than `max_failed_fraction` of the samples could not be scored.
         """
         lengths = [len(ids) for ids in self.model.trunk.tokenize([sample.caption for sample in samples])]
-        problems = {
-            row: problem
-            for row, (sample, length) in enumerate(zip(samples, lengths))
-            if (problem := self._problem(sample, length)) is not None
-        }
-        scored = sorted(set(range(len(samples))) - problems.keys(), key=lambda row: lengths[row])
-        total = np.full(len(samples), np.nan)
-        for start in range(0, len(scored), self.batch_size):
-            batch = scored[start : start + self.batch_size]
-            total[batch] = self._scores([samples[row] for row in batch])
-        for row in scored:
-            if not np.isfinite(total[row]):
-                problems[row] = Problem(reason="not finite", text="the model gave no finite number")
-                total[row] = np.nan
+        total, problems = score_in_batches(
+            samples, lengths, problem_of=self._problem, score=self._scores, batch_size=self.batch_size
+        )
         account(
             self.failures,
             samples,
