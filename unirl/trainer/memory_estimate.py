@@ -106,7 +106,9 @@ class TrainingPlan:
     rows: int
     """Samples in one forward and backward pass."""
     rollout_rows: int
-    """Samples that are decoded, and scored without gradient, at a time."""
+    """Samples that are decoded at a time."""
+    scored_rows: int
+    """Samples that are scored without gradient at a time."""
     prompt_length: int
     """L."""
     response_length: int
@@ -119,6 +121,8 @@ class TrainingPlan:
     """c: 2 in mixed precision."""
     trained_parameters: int | None = None
     """None trains all, against a copied reference; LoRA trains few, and the reference is the model itself."""
+    has_reference_here: bool = True
+    """False where a copied reference waits in the host's memory."""
     is_guided: bool = False
     """Whether each row is run a second time, without its condition."""
     is_checkpointed: bool = False
@@ -195,13 +199,13 @@ def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> MemoryEstimate:
         gradients=_share(4 * trained, plan.ranks),
         optimizer=_share(ADAM_BYTES * trained, plan.ranks),
         reference=_share(plan.weight_bytes * shape.num_parameters, plan.ranks)
-        if plan.trained_parameters is None
+        if plan.trained_parameters is None and plan.has_reference_here
         else 0,
         engine=plan.engine_bytes * shape.num_parameters,
         gathered=_gathered(shape, plan) if plan.ranks > 1 else 0,
         activations=plan.rows * tokens * of_token,
         logits=_logits(shape, plan, plan.rows) * (SAVED_LOGITS_BYTES + LOGITS_GRADIENT_BYTES),
-        scoring=_logits(shape, plan, plan.rollout_rows) * SCORING_LOGITS_BYTES,
+        scoring=_logits(shape, plan, plan.scored_rows) * SCORING_LOGITS_BYTES,
         cache=cached if plan.engine_bytes else 0,
     )
 
@@ -213,29 +217,35 @@ def stage_plan(
     prompt_length: int,
     response_length: int,
     ranks: int = 1,
-    compute_bytes: int = 4,
     trained_parameters: int | None = None,
 ) -> TrainingPlan:
-    """Read off a stage how many rows are in flight.
+    """Read off a stage and a run's settings how many rows are in flight, and what is held of them.
 
     Args:
         stage: Group size, updates and guidance.
-        settings: Prompts in one pass, and the engine; vLLM's own memory is not counted here.
+        settings: Prompts or tokens in one pass, precision, and the engine; vLLM's own memory is not counted.
         prompt_length: L, tokens of the longest prompt.
         response_length: T, see `Policy.max_response_length`.
         ranks: Processes that share the model under FSDP2.
-        compute_bytes: 2 in mixed precision.
         trained_parameters: See `TrainingPlan`; `lora_parameters` counts those of adapters.
     """
+    rollout_rows = settings.micro_prompts * stage.group_size
+    rows = max(settings.micro_prompts // stage.updates_per_step, 1) * stage.group_size
+    packed = max(settings.micro_batch_tokens // (prompt_length + response_length), 1)
+    spread = settings.distribution
     return TrainingPlan(
-        rows=max(settings.micro_prompts // stage.updates_per_step, 1) * stage.group_size,
-        rollout_rows=settings.micro_prompts * stage.group_size,
+        rows=packed if settings.micro_batch_tokens else rows,
+        rollout_rows=rollout_rows,
+        scored_rows=packed if settings.micro_batch_tokens else rollout_rows,
         prompt_length=prompt_length,
         response_length=response_length,
         ranks=ranks,
-        compute_bytes=compute_bytes,
+        compute_bytes=4 if spread.mixed_precision == "no" else 2,
         trained_parameters=trained_parameters,
         is_guided=stage.sampling.guidance != 1.0,
+        is_checkpointed=spread.checkpoint_activations,
+        has_reference_here=not spread.offload_reference,
+        logits_chunk=settings.logits_chunk,
         engine_bytes=4 if settings.rollout == "native" else 0,
     )
 

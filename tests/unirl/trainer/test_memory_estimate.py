@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from unirl.policies.adapters import add_adapters
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
+from unirl.trainer.distribution import Distribution
 from unirl.trainer.memory_estimate import (
     ADAM_BYTES,
     SAVED_LOGITS_BYTES,
@@ -99,8 +100,8 @@ def test_activations_and_logits_are_what_autograd_keeps() -> None:
 
 def test_a_7b_model_on_eight_ranks_by_hand() -> None:
     plan = TrainingPlan(
-        rows=8, rollout_rows=64, prompt_length=24, response_length=1000, ranks=8, compute_bytes=2,
-        is_checkpointed=True, engine_bytes=0,
+        rows=8, rollout_rows=64, scored_rows=64, prompt_length=24, response_length=1000, ranks=8,
+        compute_bytes=2, is_checkpointed=True, engine_bytes=0,
     )  # fmt: skip
     estimate = estimate_memory(LLAMA_7B, plan)
     a_number_each = 6_738_415_616 // 8
@@ -117,11 +118,18 @@ def test_a_7b_model_on_eight_ranks_by_hand() -> None:
 
 
 def test_adapters_need_no_second_model_and_little_optimizer() -> None:
-    plan = TrainingPlan(rows=1, rollout_rows=1, prompt_length=1, response_length=1)
+    plan = TrainingPlan(rows=1, rollout_rows=1, scored_rows=1, prompt_length=1, response_length=1)
     trained = lora_parameters(LLAMA_7B, 16)
     adapted = estimate_memory(
         LLAMA_7B,
-        TrainingPlan(rows=1, rollout_rows=1, prompt_length=1, response_length=1, trained_parameters=trained),
+        TrainingPlan(
+            rows=1,
+            rollout_rows=1,
+            scored_rows=1,
+            prompt_length=1,
+            response_length=1,
+            trained_parameters=trained,
+        ),
     )
     assert adapted.reference == 0
     assert adapted.optimizer == 8 * trained < estimate_memory(LLAMA_7B, plan).optimizer / 100
@@ -132,6 +140,12 @@ def test_a_stage_says_how_many_rows_are_in_flight() -> None:
     plan = stage_plan(stage, RunSettings(rollout="vllm"), prompt_length=5, response_length=64, ranks=2)
     assert (plan.rows, plan.rollout_rows, plan.is_guided, plan.engine_bytes) == (16, 32, True, 0)
     assert stage_plan(stage, RunSettings(), prompt_length=5, response_length=64).engine_bytes == 4
+    spread = Distribution(mixed_precision="bf16", checkpoint_activations=True, offload_reference=True)
+    settings = RunSettings(micro_batch_tokens=700, logits_chunk=256, distribution=spread)
+    packed = stage_plan(stage, settings, prompt_length=5, response_length=64)
+    assert (packed.rows, packed.scored_rows, packed.rollout_rows) == (10, 10, 32)
+    assert (packed.compute_bytes, packed.is_checkpointed, packed.logits_chunk) == (2, True, 256)
+    assert estimate_memory(LLAMA_7B, packed).reference == 0
 
 
 def test_serving_splits_weights_and_cache() -> None:
@@ -163,7 +177,8 @@ SIZES = {
 
 def training_row(name: str, trained: str, ranks: str) -> list[float]:
     plan = TrainingPlan(
-        rows=8, rollout_rows=32, prompt_length=64, response_length=576, ranks=int(ranks), compute_bytes=2,
+        rows=8, rollout_rows=32, scored_rows=32, prompt_length=64, response_length=576,
+        ranks=int(ranks), compute_bytes=2,
         trained_parameters=None if trained == "all" else lora_parameters(SIZES[name], 16),
         is_checkpointed=True, logits_chunk=1024, engine_bytes=0,
     )  # fmt: skip
