@@ -95,7 +95,7 @@ def motion(*, seed: int = 0) -> Recipe:
             ),
         ),
         tokenizer=TokenizerTraining(config=ImageTokenizerConfig(fold=8), steps=150),
-        sft=SupervisedTraining(steps=50, batch_size=32, text_fraction=1.0),
+        sft=SupervisedTraining(steps=24, batch_size=32, text_fraction=1.0),
         reward=None,
         scoring=MotionRule(),
         settings=RunSettings(seed=seed, evaluate_every=20),
