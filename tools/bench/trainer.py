@@ -236,8 +236,10 @@ def _note(threads: int, length: int, longest: int) -> str:
         f"{threads} threads, a Llama of 2.9M parameters, fp32, GRPO without KL, AdamW, gradients clipped at "
         "1; each trainer in a process of its own, in turns. In every round all come to the same norm of the "
         f"gradient. Tokens are those of prompts and responses without padding; lengths from 16 to {longest} "
-        "lie evenly on a log scale, and only this trainer packs them (8,192 tokens a micro-batch). Memory is "
-        f"that of the process, libraries included. A whole step samples {length} tokens for each of 64 rows, "
+        "lie evenly on a log scale. This trainer packs rows into micro-batches of 4,224 tokens where lengths "
+        "are equal and 8,192 where not; the others take all rows at once (TRL could add up smaller batches "
+        f"too, without packing). Memory is that of the process, libraries included. "
+        f"A whole step samples {length} tokens for each of 64 rows, "
         "scores them by a rule and updates once; here it also scores the samples under policy and reference "
         "and writes them to the experience store, which the other library does not do without KL."
     )

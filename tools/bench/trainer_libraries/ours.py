@@ -133,8 +133,8 @@ def experience_of(policy: Policy, rows: Rows) -> Experience:
 
 
 TASKS: dict[str, Callable[[Path, Path], Task]] = {
-    "even": partial(Update, rows="even"),
-    "even-bf16": partial(Update, rows="even", precision="bf16"),
+    "even": partial(Update, rows="even", budget=4224),
+    "even-bf16": partial(Update, rows="even", budget=4224, precision="bf16"),
     "tails": partial(Update, rows="tails", budget=8192),
     "step": WholeStep,
 }
