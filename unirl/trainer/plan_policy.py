@@ -162,7 +162,6 @@ def memory_parts(
                 prompt_length=1 + (num_words + 1 if direction == "image" else sizes.shown_length(recipe)),
                 response_length=sizes.response_length(direction, stage.max_words),
                 ranks=world_size if recipe.settings.distribution.sharding == "fsdp2" else 1,
-                compute_bytes=4 if recipe.settings.distribution.mixed_precision == "no" else 2,
                 trained_parameters=adapters,
             ),
         )
