@@ -47,7 +47,7 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: bench-storage bench-ingest bench-loader bench-rollout bench-rewards bench-numbers ## Every benchmark, into benchmarks/
+bench: $(addprefix bench-,storage ingest loader rollout rewards trainer checkpoint preemption hacking explore curves numbers) ## Every benchmark, into benchmarks/
 
 bench-%: $(STAMP) ## One benchmark, into benchmarks/NAME.json
 	$(BIN)/python -m tools.bench.$*

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from storage import FeatureStore, StorageError
 from unirl.cli.app import app
+from unirl.errors import ConfigError
 
 
 def call(*arguments: object) -> Result:
@@ -128,7 +129,9 @@ def test_export_and_import(store: FeatureStore, tmp_path: Path, format: str) -> 
     assert result.output == "snapshot 1: 6 rows added\n"
     copy = FeatureStore.open(tmp_path / "copy")
     assert copy.select().keys() == [f"k{i}" for i in range(2, 8)] and copy.blob(0) == picture(2)
-    assert isinstance(call("import", tmp_path, tmp_path / "copy").exception, StorageError)
+    refused = call("import", tmp_path, tmp_path / "other").exception
+    assert isinstance(refused, ConfigError) and "not an exported folder" in str(refused)
+    assert not (tmp_path / "other").exists()
 
 
 def test_log_diff_and_tags(store: FeatureStore) -> None:
