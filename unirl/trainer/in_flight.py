@@ -101,7 +101,7 @@ class InFlight:
         if step not in self._usable:
             return None
         record = json.loads(self._record(step).read_text())
-        tensors = load_file(self._tensors(step), device=str(device))
+        tensors = {name: tensor.to(device) for name, tensor in load_file(self._tensors(step)).items()}
         restore_rng_state(record["rng"])
         log.warning("step %d: rolled out and scored before the stop, learning goes on with that", step)
         return ScoredStep(
