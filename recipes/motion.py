@@ -5,7 +5,8 @@
 Clips are written as MP4 files and ingested as videos. Three frames of each are read out of the store, turned
 into codes and shown to the policy, which answers "a red square moves left". A rule that measures the clip's
 pixels is the reward. Some motions are held out of all training; what counts is how well the policy does on
-them, as an exact judge sees it that is never a reward. Takes about two minutes on two cores.
+them, as an exact judge sees it that is never a reward. In the runs so far the reward rose, and the judge on
+held-out motions hardly moved.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class BlobWriter:
     """Streams blobs into a new LMDB database at `directory`; memory holds two batches and 32 bytes a row.
 
     A blob that is equal to one of the last 8,192 different ones is not written again: its row gets the place
-    of the first, and no LMDB entry of its own.
+    of the first, and no LMDB entry of its own. The checksums and keys of up to twice as many are remembered.
 
     One batch is put, and its large blobs are located, by a thread while the next is collected. What it fails
     with is raised by the call that hands over the next batch, or by `seal`.
