@@ -174,6 +174,7 @@ def _metrics(rows: list[dict[str, Any]], steps: int) -> Iterator[dict[str, Any]]
             "reward/mean": reward,
             "reward/vlm": reward,
             "kl/reference": 0.01 * step,
+            f"kl/{stage}": 0.01 * step,
             "kl/coef": 0.02,
             "kl/tokens": 5000.0,
             f"entropy/{stage}": 2.0 - 0.1 * step,

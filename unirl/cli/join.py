@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unirl.cli.output import AsJson, tell
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
@@ -23,6 +24,7 @@ def join(
     ] = "mean",
     noise: Annotated[float, typer.Option(min=0.0, help="Deviations of the old embeddings.")] = 0.02,
     seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Write a policy whose vocabulary holds the words of a language model and the codes of pictures.
 
@@ -53,7 +55,9 @@ def join(
     with new_directory(out) as folder:
         policy.save(folder)
     grid = policy.vocabulary.grid
-    typer.echo(
+    text = (
         f"{out}: {grid.offset} text ids, {grid.num_codes} image codes from id {grid.offset}, "
         f"{grid.rows} x {grid.columns} codes a picture"
     )
+    facts = {"num_text_ids": grid.offset, "num_codes": grid.num_codes, "rows": grid.rows}
+    tell({"model": str(out), **facts, "columns": grid.columns}, text, as_json)

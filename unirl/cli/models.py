@@ -63,17 +63,23 @@ def train_tokenizer(
     tell({"model": str(out), **asdict(report)}, text, as_json)
 
 
-def encode(store: StorePath, tokenizer: TokenizerPath) -> None:
+def encode(store: StorePath, tokenizer: TokenizerPath, as_json: AsJson = False) -> None:
     """Add the image codes of every picture to the store, as a tensor column.
 
     Example: unirl tokenizer encode data/store --tokenizer models/tokenizer
     """
+    from storage import FeatureStore
     from unirl.policies.image_tokenizer import ImageTokenizer
     from unirl.trainer import prepare
     from unirl.trainer.prompts import CODES_COLUMN
 
     prepare.encode_pictures(store, ImageTokenizer.load(_there(tokenizer)))
-    typer.echo(f"{store}: column {CODES_COLUMN} is complete")
+    facts = {
+        "store": str(store),
+        "column": CODES_COLUMN,
+        "num_rows": len(FeatureStore.open(store).tensor(CODES_COLUMN).present()),
+    }
+    tell(facts, f"{store}: column {CODES_COLUMN} is complete", as_json)
 
 
 def sft(

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from unirl.cli.output import AsJson, tell
+from unirl.cli.signals import interrupted_by_terminate
+
 __all__ = ["report"]
 
 
@@ -20,6 +23,7 @@ def report(
         bool, typer.Option("--serve", help="Show it on this machine, and renew it while the run goes on.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="For --serve; 0 takes a free one.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Write the run's report, one HTML page that needs nothing else.
 
@@ -30,8 +34,9 @@ def report(
     from unirl.explore.report_server import ReportServer
 
     if not serve:
-        typer.echo(str(write_report(run, others=others or ())))
+        page = str(write_report(run, others=others or ()))
+        tell({"report": page}, page, as_json)
         return
-    with ReportServer(run, others=others or (), port=port) as server:
-        typer.echo(f"{server.url} (Ctrl-C ends it)")
+    with interrupted_by_terminate(), ReportServer(run, others=others or (), port=port) as server:
+        tell({"url": server.url}, f"{server.url} (Ctrl-C ends it)", as_json)
         server.serve()

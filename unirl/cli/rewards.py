@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from unirl.cli.output import AsJson, tell
+from unirl.cli.output import AsJson, counted, tell
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
@@ -107,6 +107,7 @@ def mine(
     ] = "group",
     count: Annotated[int, typer.Option(min=1, help="Pairs to pick, at most.")] = 100,
     where: Annotated[str, typer.Option("--where", help="SQL condition over the experience.")] = "true",
+    as_json: AsJson = False,
 ) -> None:
     """Pick pairs of a run's samples that people, or a stronger model, should label.
 
@@ -121,10 +122,11 @@ def mine(
         raise ConfigError(f"{run}: no pairs by {by!r} where {where}; try another --by or condition")
     with new_directory(out) as folder:
         write_pairs(found, folder)
-    typer.echo(
-        f'{out / "pairs.jsonl"}: {len(found)} pairs; set "label" to "first", "second" or "tie", '
+    text = (
+        f'{out / "pairs.jsonl"}: {counted(len(found), "pair")}; set "label" to "first", "second" or "tie", '
         f"or run `unirl reward label {out}`"
     )
+    tell({"pairs": str(out / "pairs.jsonl"), "num_pairs": len(found), "by": by}, text, as_json)
 
 
 def label(
@@ -140,6 +142,7 @@ def label(
         typer.Option(help="Folder whose reward.json says what to ask; with --endpoint."),
     ] = None,
     margin: Annotated[float, typer.Option(min=0.0, help="Scores nearer than this are a tie.")] = 0.0,
+    as_json: AsJson = False,
 ) -> None:
     """Let a stronger model label pairs: it scores both, and the higher score wins.
 
@@ -165,7 +168,8 @@ def label(
     with new_directory(out) as folder:
         write_pairs(labelled, folder)
     counts = Counter(str(pair.label) for pair in labelled)
-    typer.echo(f"{out}: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
+    text = f"{out}: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
+    tell({"pairs": str(out / "pairs.jsonl"), "labels": dict(sorted(counts.items()))}, text, as_json)
 
 
 COMMANDS: Final[Mapping[str, Callable[..., None]]] = {"train": train, "mine": mine, "label": label}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from unirl.cli.output import AsJson
+from unirl.cli.output import AsJson, tell
 from unirl.config import nearest, replace_settings
 from unirl.errors import AlarmError, ConfigError
 from unirl.trainer.run_directory import RunDirectory
@@ -83,8 +83,6 @@ def train(
         raise typer.BadParameter(
             "--ranks is for --dry-run; to train on several processes: accelerate launch -m recipes.NAME"
         )
-    if as_json and dry_run is False:
-        raise typer.BadParameter("--json is for --dry-run; a run writes summary.json")
     if store is not None:
         _require_store_recipe(recipe, seed)
     assignments = [
@@ -98,16 +96,17 @@ def train(
     if dry_run:
         _print_plan(made, place, ranks, as_json)
     else:
-        _run(made, place, assignments)
+        _run(made, place, assignments, as_json)
 
 
-def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")]) -> None:
+def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")], as_json: AsJson = False) -> None:
     """Go on with a run that was stopped or killed, with the settings it was started with.
 
     Example: unirl resume runs/demo
     """
     started = RunDirectory(run).read()
-    _run(recipe_of(started["recipe"], started["seed"], started["assignments"]), run, started["assignments"])
+    recipe = recipe_of(started["recipe"], started["seed"], started["assignments"])
+    _run(recipe, run, started["assignments"], as_json)
 
 
 def recipe_of(name: str, seed: int, assignments: Sequence[str]) -> Recipe:
@@ -168,7 +167,7 @@ def _print_plan(recipe: Recipe, run: Path, ranks: int | None, as_json: bool) -> 
         raise typer.Exit(EXIT_PROBLEMS)
 
 
-def _run(recipe: Recipe, run: Path, assignments: Sequence[str]) -> None:
+def _run(recipe: Recipe, run: Path, assignments: Sequence[str], as_json: bool) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from unirl.explore import write_report
@@ -184,9 +183,8 @@ def _run(recipe: Recipe, run: Path, assignments: Sequence[str]) -> None:
     except AlarmError as alarm:
         typer.echo(f"{run}: {alarm}", err=True)
         raise typer.Exit(EXIT_ALARM) from None
-    for stage in summary["runs"]:
-        typer.echo(_stage_line(stage))
-    typer.echo(f"report: {run / 'report.html'}")
+    lines = [*map(_stage_line, summary["runs"]), f"report: {run / 'report.html'}"]
+    tell({"run": str(run), **summary}, "\n".join(lines), as_json)
 
 
 def _stage_line(stage: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["stop_on_signal"]
+__all__ = ["interrupted_by_terminate", "stop_on_signal"]
 
 
 @contextmanager
@@ -27,3 +27,13 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_by_terminate() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: raise KeyboardInterrupt."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

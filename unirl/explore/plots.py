@@ -80,15 +80,22 @@ def learning_curve(
     return finished(figure, axes, run)
 
 
-def metric_curves(run: Run, prefix: str, *, title: str | None = None) -> Figure:
+def metric_curves(run: Run, prefix: str, *, labels: Sequence[str] = (), title: str | None = None) -> Figure:
     """Draw every training metric whose name starts with `prefix`, such as `entropy/`.
 
     A metric of one modality has the colour of the stage of that name. The count `<prefix>tokens` is left out.
+
+    Args:
+        run: The run.
+        prefix: How the names begin.
+        labels: What may stand behind the prefix; anything if none are given.
+        title: Above the figure, instead of the prefix.
     """
     figure, axes = new_axes(title or prefix.rstrip("/"))
     found = [name.removeprefix(prefix) for name in metric_names(run, prefix) if name != f"{prefix}tokens"]
-    labels = [*run.stages, *(label for label in found if label not in run.stages)]
-    for colour, label in zip(_cycle(), labels):
+    found = [label for label in found if not labels or label in labels]
+    order = [*run.stages, *(label for label in found if label not in run.stages)]
+    for colour, label in zip(_cycle(), order):
         if label in found:
             steps, values = _series(run.train, prefix + label)
             axes.plot(steps, values, color=colour, linewidth=1.5, label=shown_name(label), **lone_dot(values))

@@ -38,6 +38,7 @@ _CURVES = (
     "value/loss",
     "rollout/length",
 )
+_MODALITIES = ("text", "image")
 _MAX_COMPONENTS = 12
 
 
@@ -125,8 +126,10 @@ def _curves(run: Run, others: Sequence[Run]) -> Iterable[Figure]:
     for name in _CURVES:
         if plots.metric_names(run, name):
             yield plots.learning_curve(run, name, others=others)
-    if plots.metric_names(run, "entropy/"):
-        yield plots.metric_curves(run, "entropy/", title="entropy, nats per token")
+    for prefix in ("kl/", "entropy/"):
+        if any(plots.metric_names(run, f"{prefix}{modality}") for modality in _MODALITIES):
+            title = f"{prefix.rstrip('/')} by modality, nats per token"
+            yield plots.metric_curves(run, prefix, labels=_MODALITIES, title=title)
 
 
 def _scored(scores: Scores | None, notes: list[str]) -> dict[str, list[Any]]:

@@ -30,6 +30,7 @@ ALL: Mapping[str, Callable[..., None]] = {
     **COMMANDS,
     **{f"{group} {name}": command for group, (_, part) in GROUPS.items() for name, command in part.items()},
 }
+SERVERS = ("reward serve", "rollout serve")
 
 
 def test_every_promised_command_is_there() -> None:
@@ -46,6 +47,11 @@ def test_every_command_says_what_it_does_and_shows_an_example(name: str) -> None
     assert result.exit_code == 0
     assert re.search(rf"^    (UNIRL_\w+=\S+ )?unirl {name}( |$)", result.output, re.MULTILINE), result.output
     assert result.output.splitlines()[2].strip()[0].isupper()
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in SERVERS])
+def test_every_command_answers_a_program(name: str) -> None:
+    assert "--json" in CliRunner().invoke(app, [*name.split(), "--help"]).output
 
 
 def test_examples_are_on_lines_of_their_own() -> None:

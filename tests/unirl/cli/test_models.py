@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,8 @@ def test_tokenizer_codes_policy_and_reward_from_a_store(
     for _ in range(2):
         code, said, error = unirl("tokenizer", "encode", store, "--tokenizer", tokenizer)
         assert (code, said) == (0, f"{store}: column image_codes is complete\n"), error
+    code, said, _ = unirl("tokenizer", "encode", store, "--tokenizer", tokenizer, "--json")
+    assert json.loads(said) == {"store": str(store), "column": "image_codes", "num_rows": 32}
     opened = FeatureStore.open(store)
     assert opened.tensor_columns == {"image_codes": (np.dtype("int16"), (64,))}
     assert len(opened.snapshots()) == 3, "what is encoded is not encoded again"

@@ -73,9 +73,13 @@ def test_mine_label_and_train_two_versions(unirl: Unirl, run: Path, tmp_path: Pa
     assert code == 0, error
     assert said.startswith(f"{first}: version 1, ") and "on 2 pairs held out" in said
 
-    code, said, error = unirl("reward", "label", pairs, "--model", first, "--out", tmp_path / "labelled")
+    labelled = ("--out", tmp_path / "labelled", "--json")
+    code, said, error = unirl("reward", "label", pairs, "--model", first, *labelled)
     assert code == 0, error
-    assert "first" in said or "second" in said
+    answer = json.loads(said)
+    assert (
+        answer["pairs"] == str(tmp_path / "labelled" / "pairs.jsonl") and sum(answer["labels"].values()) == 10
+    )
     code, said, error = unirl(
         *("reward", "train", "--pairs", tmp_path / "labelled", "--from", first, "--out", second, *few)
     )

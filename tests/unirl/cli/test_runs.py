@@ -165,6 +165,8 @@ def test_resume_takes_recipe_seed_and_settings_from_the_run(
     assert call["recipe"].settings.seed == 8
     assert [stage.steps for stage in call["recipe"].stages] == [5, 1]
     assert call["run"] == tmp_path and call["assignments"] == ["image.steps=1"]
+    code, said, _ = unirl("resume", str(tmp_path), "--json")
+    assert code == 0 and json.loads(said)["runs"][0]["stage"] == "text"
 
 
 def test_resume_of_a_folder_without_a_run(calls: Calls, unirl: Unirl, tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ COMMAND_LINES = {
     # combinations that cannot be
     "train shapes --store store": "recipe shapes makes its own data; --store is for recipes such as own_data",
     "train shapes --ranks 2": "--ranks is for --dry-run; to train on several processes: accelerate launch",
-    "train shapes --json": "--json is for --dry-run; a run writes summary.json",
     "query store --json --csv": "give one of --json, --csv and --parquet",
     "show store toy/00 --where true": "--where and --order-by are for a --sheet; add --sheet FILE.png",
     "score pictures --reward m --endpoint http://x": "name one of --reward FOLDER and --endpoint URL",

@@ -78,6 +78,7 @@ def test_the_histogram_of_what_nobody_judged_holds_everything(scores: Scores) ->
 
 def test_counts_of_tokens_are_no_curve(run: Run) -> None:
     assert labels(plots.metric_curves(run, "entropy/")) == ["text", "image"]
+    assert labels(plots.metric_curves(run, "kl/", labels=("text", "image"))) == ["text", "image"]
 
 
 def test_the_median_over_steps_is_right(scores: Scores) -> None:
