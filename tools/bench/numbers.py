@@ -1,5 +1,7 @@
 """The demo over several seeds: does RL help on held-out numbers, in both stages, as the judge sees it?
 
+Into benchmarks/RECIPE.json, or RECIPE-ALGORITHM.json for other algorithms than the recipe's own.
+
 python -m tools.bench.numbers [--seeds 3] [--recipe numbers] [--algorithm ppo grpo] [--set PATH=VALUE ...]
 """
 
@@ -34,12 +36,13 @@ def main() -> None:
     notes: list[str] = []
     for algorithm in options.algorithm:
         summaries = [_summary(options, algorithm, seed) for seed in range(options.seeds)]
-        prefix = "" if options.algorithm == ["ppo"] else f"{algorithm}: "
+        prefix = "" if len(options.algorithm) == 1 else f"{algorithm}: "
         for i in range(len(summaries[0]["runs"])):
             rows += _stage_rows([s["runs"][i] for s in summaries], prefix)
         rows += _cost_rows(summaries, prefix)
         notes.append(f"{prefix}\n\n{_seed_table(summaries)}" if prefix else _seed_table(summaries))
-    path = write_results(options.recipe, rows, notes=notes)
+    others = [algorithm for algorithm in options.algorithm if algorithm != "ppo"]
+    path = write_results("-".join([options.recipe, *others]), rows, notes=notes)
     print(path.with_suffix(".md").read_text())
 
 

@@ -118,6 +118,8 @@ def _interrupt_one(
     try:
         return process.wait(timeout=pause_s)
     except subprocess.TimeoutExpired:
+        if (run / "summary.json").exists():  # over already, the process is on its way out
+            return process.wait()
         started = time.perf_counter()
         if number is signal.SIGKILL:
             os.killpg(process.pid, number)

@@ -77,7 +77,7 @@ def write_results(
     directory.mkdir(exist_ok=True)
     python = platform.python_version()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {python}"
-    command = " ".join(["python", "-m", f"tools.bench.{name}", *sys.argv[1:]])
+    command = " ".join(["python", "-m", f"tools.bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     versions = {package: version(package) for package in packages}
     record = {
         "machine": machine,
