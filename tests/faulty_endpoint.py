@@ -8,7 +8,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class Faults:
     errors: float = 0.0
     """HTTP 500."""
     timeouts: float = 0.0
-    """No answer for `hang_s`."""
+    """No answer for `hang_s`, or until the client hangs up."""
     doubled: float = 0.0
     """The answer's choices are doubled and out of order."""
     swapped: float = 0.0
@@ -47,6 +47,7 @@ class Seen:
     tries: Counter[str] = field(default_factory=Counter)
     """By request id."""
     most_at_once: int = 0
+    """Requests whose client was waiting for an answer."""
     at_once: int = 0
 
 
@@ -75,7 +76,8 @@ def make_app(faults: Faults, seen: Seen, *, seed: int = 0) -> Starlette:
             if chance.random() < faults.errors:
                 return JSONResponse({"error": "injected"}, status_code=500)
             if chance.random() < faults.timeouts:
-                await asyncio.sleep(faults.hang_s)
+                with suppress(TimeoutError):  # the next message is that the client has hung up
+                    await asyncio.wait_for(request.receive(), faults.hang_s)
             if chance.random() < faults.swapped:
                 request_id = "another"
             value = faults.values.get(text, logprob_of(text))

@@ -155,7 +155,7 @@ def test_rm_09_a_reward_that_hangs_exits_or_crashes_costs_one_sample(
     caplog: pytest.LogCaptureFixture, caption: str, reason: str, words: str
 ) -> None:
     """A regular expression that takes for ever, a loop, sys.exit and a segmentation fault."""
-    reward = UserReward(by_caption, limit_s=2.0, max_failed_fraction=0.5)
+    reward = UserReward(by_caption, limit_s=2.0)
     with caplog.at_level("WARNING", logger="unirl.rewards"):
         scores = reward.score([sample("a"), sample("bad", caption=caption), sample("c"), sample("d")])
     reward.close()
@@ -165,7 +165,7 @@ def test_rm_09_a_reward_that_hangs_exits_or_crashes_costs_one_sample(
 
 
 def test_rm_09_a_pattern_of_the_library_gives_up_by_itself() -> None:
-    reward = Pattern(r"(a|aa)+$", max_failed_fraction=0.5)
+    reward = Pattern(r"(a|aa)+$")
     scores = reward.score([sample("a", caption="aaa"), sample("b", caption="a" * 40 + "b")])
     np.testing.assert_array_equal(scores.total, [1.0, np.nan])
     assert reward.failures == {"pattern time": 1}

@@ -1,6 +1,6 @@
 """What scoring costs beside the model's forward, and whether endpoints and the cache keep their promises.
 
-python -m tools.bench.rewards [--rounds 7] [--threads 2] [--quick]
+python -m tools.bench.rewards [--rounds 25] [--threads 2] [--quick]
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ RETRIES = RetryPolicy(attempts=12, timeout_s=1.0, first_wait_s=0.01, max_wait_s=
 def main() -> None:
     """Measure everything and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, requests and pairs")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rounds, num_requests, num_pairs = (3, 200, 1000) if options.quick else (options.rounds, 1000, 10_000)
+    rounds, num_requests, num_pairs = (5, 200, 1000) if options.quick else (options.rounds, 1000, 10_000)
     with tempfile.TemporaryDirectory() as directory:
         rows = []
         for size in ("toy", "larger"):
@@ -54,10 +54,11 @@ def main() -> None:
             f"{SIZES['larger'].width} in {SIZES['larger'].num_layers}. Scoring is `VlmYesNo.score`, from "
             "samples to scores. Transformers' forward is that of the same class and weights as transformers "
             "loads them, given ready ids and patches and asked for the last logits; the backend's forward is "
-            "what scoring itself runs, given ready prompts. Rounds are interleaved.",
-            "The endpoint is a stub on loopback, 16 requests at once; of its tries 8% are answered with a "
-            "500, 2% not within the time limit, 5% doubled and in another order, and 5% with the answer to "
-            "another request.",
+            "what scoring itself runs, given ready prompts. Rounds are interleaved, each with its ratio; the "
+            "median is told.",
+            "The endpoint is a stub on loopback, 16 requests at once; those at once are counted as long as "
+            "their client waits. Of the tries 8% are answered with a 500, 2% not within the time limit, 5% "
+            "doubled and in another order, and 5% with the answer to another request.",
         ],
         packages=(*PACKAGES, "httpx"),
     )

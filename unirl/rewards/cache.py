@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 
-from storage import FeatureStore
+from storage import DuplicateKeyError, FeatureStore
 from unirl.errors import ConfigError
 from unirl.rewards.ensemble import AdaptiveReward
 from unirl.types import Reward, Sample, Scores
@@ -44,7 +45,8 @@ def content_key(identity: str, sample: Sample) -> str:
 class CachedReward:
     """A reward that scores nothing twice: known scores come from a store, new ones go into it.
 
-    Missing scores are not kept, since what failed once may work the next time.
+    Missing scores are not kept, since what failed once may work the next time. Several processes may share
+    a store; what two of them score at the same time is kept once.
 
     Args:
         reward: Gives a sample the same score alone and in any company, and has an `identity`.
@@ -102,14 +104,25 @@ class CachedReward:
             before = self._values.get(name, np.full(start, np.nan))
             self._values[name] = np.concatenate([before, values[rows]])
         self._place |= {keys[row]: start + place for place, row in enumerate(rows)}
-        if len(rows):
-            columns = dict.fromkeys(found, "float") | {"reward": "string"}
-            with self._store.writer(message=f"{len(rows)} scores", columns=columns) as writer:
-                for row in rows:
-                    fields: dict[str, Any] = {name: float(values[row]) for name, values in found.items()}
-                    writer.add(keys[row], reward=self.identity, **fields)
-            self._store = self._store.refresh()
+        waiting = rows.tolist()
+        while waiting:
+            try:
+                self._write(keys, found, waiting)
+            except DuplicateKeyError:  # another process has scored the same content meanwhile
+                self._store = self._store.refresh()
+                there = set(self._known("key")["key"].to_pylist())
+                waiting = [row for row in waiting if keys[row] not in there]
+            else:
+                break
         return found
+
+    def _write(self, keys: Sequence[str], found: Mapping[str, np.ndarray], rows: Sequence[int]) -> None:
+        columns = dict.fromkeys(found, "float") | {"reward": "string"}
+        with self._store.writer(message=f"{len(rows)} scores", columns=columns) as writer:
+            for row in rows:
+                fields: dict[str, Any] = {name: float(values[row]) for name, values in found.items()}
+                writer.add(keys[row], reward=self.identity, **fields)
+        self._store = self._store.refresh()
 
     def _read(self) -> None:
         """Take in what the store knows of this reward."""
@@ -117,10 +130,14 @@ class CachedReward:
             return
         names = ["total", *(name for name in self._store.columns if name.startswith(_COMPONENT))]
         quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        identity = self.identity.replace("'", "''")
-        table = self._store.query(f"SELECT key, {quoted} FROM samples WHERE reward = '{identity}'")
+        table = self._known(f"key, {quoted}")
         self._place = {key: place for place, key in enumerate(table["key"].to_pylist())}
         for name in names:
             values = table[name].to_numpy().astype(np.float64)
             if not len(values) or np.isfinite(values).any():
                 self._values[name] = values
+
+    def _known(self, columns: str) -> pa.Table:
+        """Columns, as SQL, of the rows of this reward."""
+        identity = self.identity.replace("'", "''")
+        return self._store.query(f"SELECT {columns} FROM samples WHERE reward = '{identity}'")

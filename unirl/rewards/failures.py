@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unirl.errors import RewardError
 from unirl.types import Sample
 
-__all__ = ["Problem", "account"]
+__all__ = ["Problem", "account", "is_over_budget"]
 
 logger = logging.getLogger("unirl.rewards")
 
@@ -42,7 +42,7 @@ def account(
         samples: All samples of the call.
         problems: Position in the call -> why.
         reward: What is scoring, for messages.
-        max_failed_fraction: Share of the samples that may go without a score.
+        max_failed_fraction: Share of the samples that may go without a score; see `is_over_budget`.
 
     Raises:
         RewardError: If more than that share went without.
@@ -55,6 +55,12 @@ def account(
         for row, problem in sorted(problems.items())[:NUM_NAMED]
     ]
     message = f"{reward}: {len(problems)} of {len(samples)} samples could not be scored: " + "; ".join(named)
-    if len(problems) > max_failed_fraction * len(samples):
+    if is_over_budget(len(problems), len(samples), max_failed_fraction):
         raise RewardError(f"{message}; the budget is {max_failed_fraction:.0%} of a call")
     logger.warning(message)
+
+
+def is_over_budget(num_failed: int, num: int, max_failed_fraction: float) -> bool:
+    """Say whether more than a share failed. One alone among several is forgiven, unless the share is 0."""
+    is_single = num_failed == 1 < num and max_failed_fraction > 0
+    return num_failed > max_failed_fraction * num and not is_single

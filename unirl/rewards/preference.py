@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from unirl.errors import ConfigError
 from unirl.rewards.backends.identity import network_identity
 from unirl.rewards.batches import score_in_batches
 from unirl.rewards.failures import Problem, account
+from unirl.rewards.identity import identity_of
 from unirl.rewards.pictures import fit_picture, picture_problem
-from unirl.rewards.question import IMAGE_TOKEN
+from unirl.rewards.question import caption_problem
 from unirl.rewards.question_model import QuestionModel
 from unirl.types import Sample, Scores
 
@@ -119,7 +121,9 @@ class Preference:
     @property
     def identity(self) -> str:
         """Another string for other weights or another question."""
-        return f"preference/{network_identity(self.model)}/{self.model.trunk.question.template}"
+        return (
+            f"{network_identity(self.model)}/{identity_of('preference', asdict(self.model.trunk.question))}"
+        )
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """Score B samples, in their order, the same alone and in company to 1e-5.
@@ -143,8 +147,8 @@ class Preference:
     def _problem(self, sample: Sample, length: int) -> Problem | None:
         if (found := picture_problem(sample.image)) is not None:
             return Problem(reason="picture", text=found)
-        if IMAGE_TOKEN in sample.caption:
-            return Problem(reason="placeholder", text="the caption holds a picture placeholder")
+        if (marked := caption_problem(sample.caption)) is not None:
+            return marked
         limit = self.model.trunk.question.max_tokens
         if length > limit:
             return Problem(reason="too long", text=f"it needs {length} tokens, the model takes {limit}")

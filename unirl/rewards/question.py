@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,13 +17,14 @@ from unirl.rewards.failures import Problem
 from unirl.rewards.pictures import fit_picture, picture_problem
 from unirl.types import Sample
 
-__all__ = ["CAPTION", "IMAGE_TOKEN", "REWARD_FILE", "VIDEO_TOKEN", "Question", "media_of"]
+__all__ = ["CAPTION", "IMAGE_TOKEN", "REWARD_FILE", "VIDEO_TOKEN", "Question", "caption_problem", "media_of"]
 
 REWARD_FILE = "reward.json"
 FORMAT = 1
 CAPTION = "{caption}"
 IMAGE_TOKEN = "<|image_pad|>"
 VIDEO_TOKEN = "<|video_pad|>"
+_CONTROL = re.compile(r"<\|\w+\|>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,8 @@ class Question:
 
     def request(self, sample: Sample) -> VlmRequest | Problem:
         """Ask the question about a sample, its media scaled and padded to `image_size`; or say why not."""
-        if any(token in sample.caption for token in (IMAGE_TOKEN, VIDEO_TOKEN)):
-            return Problem(reason="placeholder", text="the caption holds a picture placeholder")
+        if (found := caption_problem(sample.caption)) is not None:
+            return found
         media = media_of(
             sample, pictures=self.shows_pictures, clip=self.shows_clip, image_size=self.image_size
         )
@@ -119,6 +121,17 @@ class Question:
         if unknown:
             raise ConfigError(f"{path}: unknown field {', '.join(unknown)}; known are {', '.join(known)}")
         return cls(**stored)
+
+
+def caption_problem(caption: str) -> Problem | None:
+    """Say why a caption cannot be asked about, or None: its words must not pass for the question's own marks.
+
+    A picture's placeholder, or the end of the user's turn, would change what the model is asked.
+    """
+    found = _CONTROL.search(caption)
+    if found is None:
+        return None
+    return Problem(reason="placeholder", text=f"the caption holds {found.group()}, a mark of the model's own")
 
 
 def media_of(

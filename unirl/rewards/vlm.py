@@ -90,8 +90,8 @@ class VlmYesNo:
         """Score B samples, in their order, the same alone and in company to 1e-5.
 
         A sample has NaN in every component if it has no picture or clip that can be shown, if the question is
-        longer than the model takes, if the caption holds a placeholder, or if the model gives no finite
-        number. An empty caption is a caption.
+        longer than the model takes, if the caption holds a mark of the model's own, or if the model gives no
+        finite number. An empty caption is a caption.
 
         Raises:
             RewardError: If more than `max_failed_fraction` of the samples could not be scored.

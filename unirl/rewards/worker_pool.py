@@ -110,7 +110,7 @@ class WorkerPool:
     def _give(self, worker: _Worker, number: int, items: Sequence[object]) -> None:
         worker.item = number
         worker.deadline = time.monotonic() + self._limit_s + GRACE_S
-        with suppress(BrokenPipeError):  # it died in between; listening finds out how
+        with suppress(ConnectionError):  # it died in between; listening finds out how
             worker.connection.send(items[number])
 
     def _talking(self) -> list[_Worker]:
@@ -125,7 +125,7 @@ class WorkerPool:
     def _listen(self, worker: _Worker, answers: dict[int, object]) -> None:
         try:
             answer = worker.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # it ended, perhaps in the middle of an answer
             self._lose(worker, answers, killed=False)
             return
         if not worker.is_ready:

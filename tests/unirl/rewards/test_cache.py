@@ -79,6 +79,19 @@ def test_a_sample_that_comes_twice_is_scored_once(tmp_path: Path, samples: Make)
     assert reward.seen == 1 and scores.total[0] == scores.total[1]
 
 
+def test_what_others_scored_meanwhile_is_kept_once(tmp_path: Path, samples: Make) -> None:
+    """Both open the store before either writes, as two processes do."""
+    batch = samples(9)
+    one, other = (CachedReward(Counting(), tmp_path / "scores") for _ in range(2))
+    one.score(batch[:6])
+    np.testing.assert_array_equal(other.score(batch[3:]).total, Counting().score(batch[3:]).total)
+    third = Counting()
+    np.testing.assert_array_equal(
+        CachedReward(third, tmp_path / "scores").score(batch).total, Counting().score(batch).total
+    )
+    assert third.seen == 0
+
+
 def test_the_vision_language_reward_can_be_cached(tmp_path: Path, samples: Make, tiny_vlm: Path) -> None:
     reward, batch = VlmYesNo.load(tiny_vlm), samples(8)
     first = CachedReward(reward, tmp_path / "scores").score(batch)

@@ -19,7 +19,7 @@ LIMIT_S = 2.0
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[UserReward]:
-    reward = UserReward(by_caption, limit_s=LIMIT_S, max_failed_fraction=0.9)
+    reward = UserReward(by_caption, limit_s=LIMIT_S)
     yield reward
     reward.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ import numpy as np
 from unirl.errors import ConfigError, RewardError
 from unirl.rewards.backends.base import AnswerLogprobs, Generation, VlmRequest, distinct_sequences
 from unirl.rewards.backends.replicas import Failed, Replicas, RetryPolicy
-from unirl.rewards.backends.wire import TOKEN_ID, first_token_logprobs, messages_of, said_logprobs
+from unirl.rewards.backends.wire import (
+    TOKEN_ID,
+    first_choice,
+    first_token_logprobs,
+    messages_of,
+    said_logprobs,
+)
 
 __all__ = ["EndpointBackend"]
 
@@ -112,12 +119,7 @@ class EndpointBackend:
             for index, request in enumerate(requests)
         ]
         said = self._replicas.ask_all(CHAT, bodies, _generation, [request.key for request in requests])
-        return [
-            Generation(text="", token_logprobs=(), truncated=False, problem=answer.reason)
-            if isinstance(answer, Failed)
-            else answer
-            for answer in said
-        ]
+        return [Generation.none(answer.reason) if isinstance(answer, Failed) else answer for answer in said]
 
     def close(self) -> None:
         """Close the connections."""
@@ -180,7 +182,8 @@ class EndpointBackend:
         read: dict[tuple[int, ...], list[Mapping[str, float] | Failed]] = {}
         problems: dict[int, str] = {}
         for start, tokens in wanted.items():
-            extended = [self._after(request, start) for request in requests]
+            begun = self._text_of(start)
+            extended = [replace(request, reply=request.reply + begun) for request in requests]
             bodies = [{**self._body(request), **_exactly(sorted(tokens))} for request in extended]
             read[start] = self._replicas.ask_all(CHAT, bodies, _named(tokens), names)
             for index, answer in enumerate(read[start]):
@@ -188,19 +191,11 @@ class EndpointBackend:
                     problems[index] = answer.reason
         return read, problems
 
-    def _after(self, request: VlmRequest, start: tuple[int, ...]) -> VlmRequest:
-        """The request with its reply begun by tokens."""
-        if not start:
-            return request
-        body = {"model": self.model, "tokens": list(start)}
-        begun = str(self._replicas.ask("../detokenize", body).get("prompt", ""))
-        return VlmRequest(
-            key=request.key,
-            text=request.text,
-            images=request.images,
-            clips=request.clips,
-            reply=request.reply + begun,
-        )
+    def _text_of(self, tokens: tuple[int, ...]) -> str:
+        if not tokens:
+            return ""
+        body = {"model": self.model, "tokens": list(tokens)}
+        return str(self._replicas.ask("../detokenize", body).get("prompt", ""))
 
     def _by_text(self, requests: Sequence[VlmRequest], answers: Sequence[Sequence[str]]) -> AnswerLogprobs:
         """Numbers from the most likely tokens that the server names."""
@@ -267,10 +262,9 @@ def _whole(
 
 
 def _generation(body: Mapping[str, Any]) -> Generation:
-    said = said_logprobs(body)
-    choice = body["choices"][0]
+    choice = first_choice(body)
     return Generation(
         text=str(choice["message"].get("content") or ""),
-        token_logprobs=said,
+        token_logprobs=said_logprobs(choice),
         truncated=choice.get("finish_reason") == "length",
     )

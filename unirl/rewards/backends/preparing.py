@@ -43,8 +43,12 @@ class Preparer:
     ) -> None:
         self.tokenizer, self.max_tokens, self.max_pixels = tokenizer, max_tokens, max_pixels
         self._picture_id, self._clip_id = config.image_token_id, config.video_token_id
-        self._vision: Any = config.vision_config
-        self._cell: int = self._vision.patch_size * self._vision.spatial_merge_size
+        vision: Any = config.vision_config
+        # Plain numbers: looking one up in a configuration of transformers takes as long as a whole grid.
+        self._patch: int = vision.patch_size
+        self._merge: int = vision.spatial_merge_size
+        self._frames: int = vision.temporal_patch_size
+        self._per_second: int = vision.tokens_per_second
         self._positions = Positions()
 
     def prepare(
@@ -76,8 +80,7 @@ class Preparer:
     def grid(self, clip: np.ndarray) -> Grid:
         """Patches of uint8 (F, H, W, 3) along time, rows and columns."""
         frames, rows, columns = clip.shape[:3]
-        side = self._vision.patch_size
-        return -(-frames // self._vision.temporal_patch_size), rows // side, columns // side
+        return -(-frames // self._frames), rows // self._patch, columns // self._patch
 
     def _prepared(self, request: VlmRequest, ids: Sequence[int], room: int) -> Prepared | str:
         """A request with its media in order, or why it cannot be asked."""
@@ -85,15 +88,16 @@ class Preparer:
         problem = media_problem(request, ids, picture_id, clip_id, max_pixels=self.max_pixels)
         if problem is not None:
             return problem
-        pictures = [as_clip(picture, self._cell) for picture in request.images]
-        clips = [as_clip(clip, self._cell) for clip in request.clips]
+        cell = self._patch * self._merge
+        pictures = [as_clip(picture, cell) for picture in request.images]
+        clips = [as_clip(clip, cell) for clip in request.clips]
         expanded, layout = expand(
             ids,
             picture_id,
             clip_id,
             [self._token_grid(picture) for picture in pictures],
             [self._token_grid(clip) for clip in clips],
-            self._vision.tokens_per_second,
+            self._per_second,
         )
         if len(expanded) + room > self.max_tokens:
             return f"too long: it needs {len(expanded) + room} tokens, the model takes {self.max_tokens}"
@@ -103,5 +107,4 @@ class Preparer:
 
     def _token_grid(self, clip: np.ndarray) -> Grid:
         time, rows, columns = self.grid(clip)
-        merge = self._vision.spatial_merge_size
-        return time, rows // merge, columns // merge
+        return time, rows // self._merge, columns // self._merge

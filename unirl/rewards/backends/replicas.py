@@ -13,6 +13,7 @@ import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from unirl.errors import ConfigError, RewardError
+from unirl.rewards.failures import is_over_budget
 
 __all__ = ["Failed", "Replicas", "RetryPolicy"]
 
@@ -165,7 +166,7 @@ class Replicas:
                 answers[index] = answer = await self._send("POST", path, bodies[index], read)
             if isinstance(answer, Failed):
                 failed.append(f"{names[index]}: {answer.reason}")
-                if len(failed) > self.max_failed_fraction * len(bodies):
+                if is_over_budget(len(failed), len(bodies), self.max_failed_fraction):
                     raise RewardError(
                         f"{len(failed)} of {len(bodies)} requests failed after {len(answers)} answers, the "
                         f"budget is {self.max_failed_fraction:.0%}: {'; '.join(failed[:5])}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from unirl.errors import ConfigError
-from unirl.rewards.backends.base import Generation, VlmBackend, VlmRequest
+from unirl.rewards.backends.base import Generation
+from unirl.rewards.backends.batcher import Answer, Batcher, RequestSettings, ServedBackend
 from unirl.rewards.backends.replicas import REQUEST_ID
 from unirl.rewards.backends.wire import TOKEN_ID, WireError, request_of
 
@@ -28,38 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ServedBackend", "make_app"]
 
-_WAIT_S = 0.005
-"""How long a batch waits for more requests."""
 _KEPT_ANSWERS = 4096
 """Answers remembered by request id, so that a second try of a request costs nothing."""
-
-
-class ServedBackend(VlmBackend, Protocol):
-    """A backend that can be served: it also names tokens by id."""
-
-    tokenizer: PreTrainedTokenizerBase
-
-    def token_logprobs(
-        self, requests: Sequence[VlmRequest], *, token_ids: Sequence[int] = (), top: int = 0
-    ) -> list[dict[int, float] | str]:
-        """Log-probabilities of next tokens."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settings:
-    """What requests of one batch share."""
-
-    max_tokens: int
-    temperature: float
-    seed: int
-    stop: tuple[str, ...]
-    token_ids: tuple[int, ...]
-    top: int
-
-    @property
-    def asks_for_one_token(self) -> bool:
-        return self.max_tokens == 1 and bool(self.token_ids or self.top)
 
 
 def make_app(backend: ServedBackend, *, name: str, token: str, max_batch: int = 64) -> Starlette:
@@ -80,14 +51,18 @@ def make_app(backend: ServedBackend, *, name: str, token: str, max_batch: int = 
         raise ConfigError("a reward server needs the extra serve: pip install 'unirl[serve]'") from error
     if not token:
         raise ConfigError("reward server: the token is empty, so that anyone on the machine could ask it")
-    batcher = _Batcher(backend, max_batch)
-    answered: OrderedDict[str, asyncio.Future[dict[str, Any]]] = OrderedDict()
+    batcher = Batcher(backend, max_batch)
+    answered: OrderedDict[str, asyncio.Future[Answer]] = OrderedDict()
 
     def refusal(request: Request) -> JSONResponse | None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if hmac.compare_digest(given.encode(), token.encode()):
             return None
         return _error(401, "the token is missing or wrong")
+
+    def forget_failed(request_id: str, future: asyncio.Future[Answer]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            answered.pop(request_id, None)
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
@@ -115,18 +90,22 @@ def make_app(backend: ServedBackend, *, name: str, token: str, max_batch: int = 
         body = await _body(request)
         try:
             asked = request_of(body.get("messages"), key=request_id)
-            settings = _settings(body)
+            settings = _settings(body, num_tokens=len(backend.tokenizer))
         except (WireError, TypeError, KeyError, AttributeError, ValueError) as error:
             return _error(400, str(error))
         if not request_id or request_id not in answered:
             future = batcher.submit(asked, settings)
+            future.add_done_callback(partial(forget_failed, request_id))
             if request_id:
                 answered[request_id] = future
                 while len(answered) > _KEPT_ANSWERS:
                     answered.popitem(last=False)
         else:
             future = answered[request_id]
-        answer = await asyncio.shield(future)
+        await asyncio.wait([future])  # a client that hangs up cancels its waiting, not the answer
+        if (failure := future.exception()) is not None:
+            return _error(500, f"{type(failure).__name__}: {failure}")
+        answer = future.result()
         if "problem" in answer:
             return _error(400, answer["problem"])
         by_id = bool(body.get("return_tokens_as_token_ids"))
@@ -151,64 +130,33 @@ def make_app(backend: ServedBackend, *, name: str, token: str, max_batch: int = 
     )
 
 
-class _Batcher:
-    """Collects requests that share their settings and answers them together, one batch at a time."""
+def _settings(body: Mapping[str, Any], *, num_tokens: int) -> RequestSettings:
+    """Read what is asked for.
 
-    def __init__(self, backend: ServedBackend, max_batch: int) -> None:
-        self._backend, self._max_batch = backend, max_batch
-        self._waiting: asyncio.Queue[tuple[VlmRequest, _Settings, asyncio.Future[dict[str, Any]]]]
-        self._waiting = asyncio.Queue()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward model")
-
-    def submit(self, request: VlmRequest, settings: _Settings) -> asyncio.Future[dict[str, Any]]:
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting.put_nowait((request, settings, future))
-        return future
-
-    async def run(self) -> None:
-        """Answer until cancelled."""
-        while True:
-            batch = [await self._waiting.get()]
-            await asyncio.sleep(_WAIT_S)
-            while len(batch) < self._max_batch and not self._waiting.empty():
-                batch.append(self._waiting.get_nowait())
-            for settings in dict.fromkeys(settings for _, settings, _ in batch):
-                part = [(request, future) for request, its, future in batch if its == settings]
-                answers = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._answer, [request for request, _ in part], settings
-                )
-                for (_, future), answer in zip(part, answers):
-                    if not future.done():
-                        future.set_result(answer)
-
-    def _answer(self, requests: Sequence[VlmRequest], settings: _Settings) -> list[dict[str, Any]]:
-        if settings.asks_for_one_token:
-            named = self._backend.token_logprobs(requests, token_ids=settings.token_ids, top=settings.top)
-            return [{"problem": n} if isinstance(n, str) else {"named": n} for n in named]
-        said = self._backend.generate(
-            requests,
-            max_new_tokens=settings.max_tokens,
-            temperature=settings.temperature,
-            seed=settings.seed,
-            stop=settings.stop,
-        )
-        return [{"problem": g.problem} if g.problem else {"said": g} for g in said]
-
-
-def _settings(body: Mapping[str, Any]) -> _Settings:
+    Raises:
+        ValueError: If it cannot be given: no token at all, or one that the vocabulary lacks.
+    """
     stop = body.get("stop") or ()
-    return _Settings(
-        max_tokens=int(body.get("max_completion_tokens") or body.get("max_tokens") or 256),
+    given = body.get("max_completion_tokens", body.get("max_tokens"))
+    settings = RequestSettings(
+        max_tokens=256 if given is None else int(given),
         temperature=float(body.get("temperature", 1.0)),
         seed=int(body.get("seed") or 0),
         stop=(stop,) if isinstance(stop, str) else tuple(map(str, stop)),
         token_ids=tuple(int(token) for token in body.get("logprob_token_ids") or ()),
         top=int(body.get("top_logprobs") or 0) if body.get("logprobs") else 0,
     )
+    if settings.max_tokens < 1 or settings.seed < 0:
+        raise WireError(f"max_tokens is {settings.max_tokens}, seed {settings.seed}; wanted 1, 0 or more")
+    if not 0 <= settings.temperature < math.inf:
+        raise WireError(f"temperature is {settings.temperature}, wanted 0 or more")
+    if not all(0 <= token < num_tokens for token in (*settings.token_ids, settings.top)):
+        raise WireError(f"logprob_token_ids and top_logprobs must be below {num_tokens}, the vocabulary")
+    return settings
 
 
 def _document(
-    answer: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, name: str, request_id: str, by_id: bool
+    answer: Answer, tokenizer: PreTrainedTokenizerBase, name: str, request_id: str, by_id: bool
 ) -> dict[str, Any]:
     """The answer as a chat completion."""
     if "named" in answer:

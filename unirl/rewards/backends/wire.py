@@ -13,9 +13,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from datapipe.decode import decode_image
+from datapipe.errors import DecodeError
 from unirl.rewards.backends.base import CLIP_MARK, IMAGE_MARK, VlmRequest
 
-__all__ = ["TOKEN_ID", "WireError", "first_token_logprobs", "messages_of", "request_of", "said_logprobs"]
+__all__ = [
+    "TOKEN_ID",
+    "WireError",
+    "first_choice",
+    "first_token_logprobs",
+    "messages_of",
+    "request_of",
+    "said_logprobs",
+]
 
 TOKEN_ID = "token_id:"
 """How servers write a token when they are asked for `return_tokens_as_token_ids`."""
@@ -77,35 +87,49 @@ def request_of(messages: Any, *, key: str) -> VlmRequest:
     return VlmRequest(key=key, text=text, images=images, clips=clips, reply=reply)
 
 
+def first_choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice with index 0, with its `message`: a server may give choices twice or in another order.
+
+    Raises:
+        WireError: If there is none.
+    """
+    choices = body.get("choices")
+    if not isinstance(choices, list):
+        raise WireError("the answer has no choices")
+    first = next((c for c in choices if isinstance(c, Mapping) and c.get("index", 0) == 0), None)
+    if first is None or not isinstance(first.get("message"), Mapping):
+        raise WireError("the answer has no message")
+    return first
+
+
 def first_token_logprobs(body: Mapping[str, Any]) -> dict[str, float]:
     """Log-probabilities of the tokens that a server names for the first place of its answer.
 
     Raises:
         WireError: If there are none, or one is no finite number.
     """
-    content = _content(body)
-    named = [*(content[0].get("top_logprobs") or ()), content[0]]
-    return {str(entry["token"]): _number(entry.get("logprob")) for entry in named if "token" in entry}
+    place = _places(first_choice(body))[0]
+    named = [*(place.get("top_logprobs") or ()), place]
+    return {
+        str(entry["token"]): _number(entry.get("logprob"))
+        for entry in named
+        if isinstance(entry, Mapping) and "token" in entry
+    }
 
 
-def said_logprobs(body: Mapping[str, Any]) -> tuple[float, ...]:
-    """Log-probability of every token that a server said.
+def said_logprobs(choice: Mapping[str, Any]) -> tuple[float, ...]:
+    """Log-probability of every token that a choice says.
 
     Raises:
         WireError: If there are none, or one is no finite number.
     """
-    return tuple(_number(entry.get("logprob")) for entry in _content(body))
+    return tuple(_number(place.get("logprob")) for place in _places(choice))
 
 
-def _content(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The log-probabilities of the first choice. Doubled and reordered choices are told apart by index."""
-    choices = body.get("choices")
-    if not isinstance(choices, list):
-        raise WireError("the answer has no choices")
-    first = next((c for c in choices if isinstance(c, Mapping) and c.get("index", 0) == 0), None)
-    logprobs = None if first is None else first.get("logprobs")
+def _places(choice: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list) or not content or not all(isinstance(p, Mapping) for p in content):
         raise WireError("the answer has no log-probabilities")
     return content
 
@@ -131,7 +155,6 @@ def _after(uri: str, start: str) -> str:
 
 def _pixels(data: str) -> np.ndarray:
     try:
-        with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
-            return np.asarray(image.convert("RGB"))
-    except (binascii.Error, OSError) as error:
+        return decode_image(base64.b64decode(data, validate=True))
+    except (binascii.Error, DecodeError) as error:
         raise WireError(f"media: no picture can be read from it: {error}") from error
