@@ -124,7 +124,12 @@ def contact_sheet(scores: Scores, table: pa.Table, *, columns: int = 4) -> Figur
         scores: Where the pictures are.
         table: Rows with the columns that `Scores.best`, `worst` and `history` return.
         columns: Pictures in one row.
+
+    Raises:
+        ConfigError: If `columns` is under 1.
     """
+    if columns < 1:
+        raise ConfigError(f"contact sheet: columns is {columns}, wanted 1 or more")
     rows = table.to_pylist()
     pictures = [_picture(scores, row["key"]) for row in rows]
     tallest = max((picture.height / picture.width for picture in pictures if picture), default=1.0)

@@ -154,8 +154,10 @@ def prompt_history(scores: Scores, prompt_key: str, measure: str = "reward") -> 
     """Draw a measure of every sample of one prompt over the steps, with their mean and the judge's verdicts.
 
     Raises:
-        ConfigError: If no sample has this prompt.
+        ConfigError: If no sample has this prompt, or the measure is none of `Scores.measures`.
     """
+    if measure not in scores.measures:
+        raise ConfigError(f"no measure {measure!r}; measures are {', '.join(scores.measures)}")
     rows = [row for row in scores.history(prompt_key).to_pylist() if math.isfinite(row[measure] or 0.0)]
     figure, axes = new_axes(f"{measure} of {prompt_key}")
     groups: dict[tuple[str, str], list[tuple[int, float]]] = {}

@@ -95,6 +95,8 @@ class Scores:
         Raises:
             ConfigError: If the condition is not valid SQL or names an unknown column.
         """
+        if not condition.strip():
+            raise ConfigError("the condition is empty; write one such as \"stage = 'image'\"")
         kept = (*self.conditions, quote_columns(condition, self.columns))
         narrowed = replace(self, conditions=kept)
         try:
@@ -149,25 +151,25 @@ class Scores:
         """Describe each measure in each group of samples.
 
         Args:
-            by: Columns to group by; `("stage",)` gives one row per stage and measure.
+            by: Columns to group by; `("stage",)` gives one row per stage and measure, `()` one per measure.
 
         Returns:
             One row per group and measure: the columns of `by`, `measure`, `num` (samples scored),
             `num_unscored` (NaN), `mean`, `deviation`, `minimum`, `p10`, `median`, `p90`, `maximum`. A measure
             that no sample of the group has is null in the statistics.
         """
-        groups = ", ".join(quote_name(name) for name in by)
+        groups = _Groups(by)
         parts = [
-            f"""SELECT {groups}, {quote_text(name)} AS measure, {position} AS place,
+            f"""SELECT {groups.listed} {quote_text(name)} AS measure, {position} AS place,
                 min(step) AS start, count(x) AS num, count(*) - count(x) AS num_unscored, avg(x) AS mean,
                 stddev_samp(x) AS deviation, min(x) AS minimum, quantile_cont(x, 0.1) AS p10,
                 quantile_cont(x, 0.5) AS median, quantile_cont(x, 0.9) AS p90, max(x) AS maximum
-                FROM (SELECT *, {_finite(name)} AS x FROM samples) GROUP BY {groups}"""
+                FROM (SELECT *, {_finite(name)} AS x FROM samples) {groups.grouped}"""
             for position, name in enumerate(self.measures)
         ]
         return self.query(
             f"SELECT * EXCLUDE (place, start) FROM ({' UNION ALL '.join(parts)}) "
-            f"ORDER BY {_order(groups)}, place"
+            f"ORDER BY {groups.ordered}, place"
         )
 
     def agreement(self, by: Sequence[str] = ("stage",)) -> pa.Table:
@@ -181,18 +183,18 @@ class Scores:
 
         Source: the area under the ROC curve as the Mann-Whitney statistic, from average ranks.
         """
-        groups = ", ".join(quote_name(name) for name in by)
+        groups = _Groups(by)
         names = self.measures
         pairs = [(first, second) for i, first in enumerate(names) for second in names[i + 1 :]]
         if not pairs:
             return self.query(
-                f"SELECT {groups}, '' AS first, '' AS second, 0 AS num, 0.0 AS correlation, 0.0 AS auc "
+                f"SELECT {groups.listed} '' AS first, '' AS second, 0 AS num, 0.0 AS correlation, 0.0 AS auc "
                 "FROM samples LIMIT 0"
             )
         parts = [_pair_sql(first, second, groups, place) for place, (first, second) in enumerate(pairs)]
         return self.query(
             f"SELECT * EXCLUDE (place, start) FROM ({' UNION ALL '.join(parts)}) "
-            f"ORDER BY {_order(groups)}, place"
+            f"ORDER BY {groups.ordered}, place"
         )
 
     def best(self, n: int = 8, by: str = "reward") -> pa.Table:
@@ -261,9 +263,17 @@ def _open_store(path: Path) -> FeatureStore:
     )
 
 
-def _order(groups: str) -> str:
-    """SQL that puts groups in the order in which they began."""
-    return f"min(start) OVER (PARTITION BY {groups}), {groups}"
+class _Groups:
+    """Pieces of SQL for groups by some columns; without any, all samples are one group."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        names = [quote_name(name) for name in by]
+        joined = ", ".join(names)
+        self.listed = f"{joined}, " if names else ""
+        self.grouped = f"GROUP BY {joined}" if names else ""
+        self.partition = f"PARTITION BY {joined}" if names else ""
+        self.ordered = ", ".join([f"min(start) OVER ({self.partition})", *names])
+        """The groups in the order in which they began."""
 
 
 def _finite(name: str) -> str:
@@ -272,19 +282,19 @@ def _finite(name: str) -> str:
     return f"CASE WHEN isfinite({value}) THEN {value} END"
 
 
-def _pair_sql(first: str, second: str, groups: str, place: int) -> str:
+def _pair_sql(first: str, second: str, groups: _Groups, place: int) -> str:
     accepted = "b >= 0.5" if second == "judge" else "NULL"
     return f"""
-        SELECT {groups}, {quote_text(first)} AS first, {quote_text(second)} AS second, {place} AS place,
+        SELECT {groups.listed} {quote_text(first)} AS first, {quote_text(second)} AS second, {place} AS place,
             min(step) AS start, count(*) AS num,
             CASE WHEN isfinite(corr(a, b)) THEN corr(a, b) END AS correlation,
             (sum(mean_rank) FILTER (accepted) - count_if(accepted) * (count_if(accepted) + 1) / 2)
                 / nullif(count_if(accepted) * count_if(NOT accepted), 0) AS auc
         FROM (
             SELECT *, {accepted} AS accepted,
-                rank() OVER (PARTITION BY {groups} ORDER BY a)
-                    + (count(*) OVER (PARTITION BY {groups}, a) - 1) / 2 AS mean_rank
-            FROM (SELECT {groups}, step, {_finite(first)} AS a, {_finite(second)} AS b FROM samples)
+                rank() OVER ({groups.partition} ORDER BY a)
+                    + (count(*) OVER (PARTITION BY {groups.listed} a) - 1) / 2 AS mean_rank
+            FROM (SELECT {groups.listed} step, {_finite(first)} AS a, {_finite(second)} AS b FROM samples)
             WHERE a IS NOT NULL AND b IS NOT NULL
         )
-        GROUP BY {groups}"""
+        {groups.grouped}"""

@@ -55,6 +55,8 @@ def test_a_history_shows_every_sample_by_its_verdict(scores: Scores) -> None:
     assert sum(len(dots.get_offsets()) for dots in figure.axes[0].collections) == 36
     with pytest.raises(ConfigError, match="p0, p1, p2"):
         prompt_history(scores, "q")
+    with pytest.raises(ConfigError, match="no measure 'kl'; measures are reward, "):
+        prompt_history(scores, "p1", "kl")
 
 
 def test_two_runs_are_drawn_on_one_scale(scores: Scores) -> None:

@@ -69,7 +69,12 @@ def test_a_query_sees_only_the_kept_samples(scores: Scores) -> None:
 
 @pytest.mark.parametrize(
     ("condition", "hint"),
-    [("rewrd/vlm < 1", "'reward/vlm'"), ("stag = 'text'", "'stage'"), ("reward <", "columns")],
+    [
+        ("rewrd/vlm < 1", "'reward/vlm'"),
+        ("stag = 'text'", "'stage'"),
+        ("reward <", "columns"),
+        (" ", "empty"),
+    ],
 )
 def test_a_wrong_condition_names_the_nearest_column(scores: Scores, condition: str, hint: str) -> None:
     with pytest.raises(ConfigError, match="condition") as caught:
@@ -99,6 +104,12 @@ def test_summary_has_one_row_per_group_and_measure_in_order_of_time(scores: Scor
     assert table.num_rows == 3 * 4
     assert list(dict.fromkeys(table["stage"].to_pylist())) == ["start", "text", "image"]
     assert scores.summary().num_rows == (1 + 4 + 1 + 4 + 1) * 4
+
+
+def test_without_columns_all_samples_are_one_group(scores: Scores, by_hand: Scores) -> None:
+    assert scores.summary(by=())["num"].to_pylist()[0] == len(scores)
+    (row,) = by_hand.agreement(by=()).to_pylist()
+    assert row["auc"] == pytest.approx(3.5 / 4)
 
 
 def test_agreement_is_what_was_worked_by_hand(by_hand: Scores) -> None:
