@@ -18,10 +18,18 @@ from typing import Any
 
 from tools.bench.results import ROOT, Row, write_results
 
-RECIPES = ("shapes_hacked", "shapes")
+FLAWED, HEALTHY = "shapes_hacked", "shapes"
 SATURATED = 0.9
 """Share of its whole rise at which a reward counts as saturated."""
-OFTEN = "settings.evaluate_every=3"
+SAME_QUESTIONS = (
+    "settings.evaluate_every=3",
+    "evaluation_rows=split = 'eval' AND NOT held_out",
+    "num_evaluation_prompts=120",
+    "data.num_eval=240",
+)
+"""Asks a healthy run what the flawed one is asked, as often: captions of which its start draws most right."""
+GOOD_REWARD = ("reward.steps=400",)
+"""At the recipe's 150 steps the reward model is right in 56% of its questions, and says next to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +59,7 @@ class Outcome:
 
 
 def main() -> None:
-    """Run both recipes once a seed, two runs at a time, and write the table."""
+    """Run both recipes once a seed, two seeds at a time, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "hacking")
@@ -59,19 +67,28 @@ def main() -> None:
     options = parser.parse_args()
     seeds = range(1 if options.quick else options.seeds)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [pool.submit(run, options.runs, recipe, seed) for seed in seeds for recipe in RECIPES]
-        outcomes = [job.result() for job in jobs]
+        jobs = [pool.submit(run_both, options.runs, seed) for seed in seeds]
+        outcomes = [outcome for job in jobs for outcome in job.result()]
     path = write_results("hacking", rows(outcomes), notes=[table(outcomes)])
     print(path.with_suffix(".md").read_text())
 
 
-def run(runs: Path, recipe: str, seed: int) -> Outcome:
-    """Run a recipe in a process of its own, on one thread, judged at every third step."""
+def run_both(runs: Path, seed: int) -> tuple[Outcome, Outcome]:
+    """Run the flawed recipe, and the healthy one from the same image tokenizer and the same warm policy."""
+    flawed = run(runs, FLAWED, seed, ())
+    models = runs / f"{FLAWED}-seed{seed}" / "models"
+    start = (f"tokenizer.model={models / 'tokenizer'}", f"sft.model={models / 'sft'}")
+    return flawed, run(runs, HEALTHY, seed, (*start, *SAME_QUESTIONS, *GOOD_REWARD))
+
+
+def run(runs: Path, recipe: str, seed: int, settings: Sequence[str]) -> Outcome:
+    """Run a recipe in a process of its own, on one thread."""
     directory = runs / f"{recipe}-seed{seed}"
     started = time.perf_counter()
     command = [sys.executable, "-m", f"recipes.{recipe}", "--run", str(directory), "--seed", str(seed)]
-    subprocess.run([*command, "--set", OFTEN], check=True, cwd=ROOT)
-    print(f"{recipe}, seed {seed}: {time.perf_counter() - started:.0f} s")
+    command += [word for setting in settings for word in ("--set", setting)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    print(f"{recipe}, seed {seed}: {time.perf_counter() - started:.0f} s", flush=True)
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return outcome(recipe, seed, [json.loads(line) for line in lines])
 
@@ -98,8 +115,8 @@ def outcome(recipe: str, seed: int, lines: Sequence[dict[str, Any]]) -> Outcome:
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """How many runs of each recipe went as they should, and how far the flawed reward had climbed."""
-    flawed = [outcome for outcome in outcomes if outcome.recipe == RECIPES[0]]
-    healthy = [outcome for outcome in outcomes if outcome.recipe == RECIPES[1]]
+    flawed = [outcome for outcome in outcomes if outcome.recipe == FLAWED]
+    healthy = [outcome for outcome in outcomes if outcome.recipe == HEALTHY]
     shares = [outcome.share for outcome in flawed]
     caught = sum(share is not None and share < SATURATED for share in shares)
     quiet = sum(not outcome.alarms for outcome in healthy)
