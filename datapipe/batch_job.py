@@ -20,9 +20,9 @@ from datapipe.device import CudaStreams, DeviceCopier, cuda_device
 from datapipe.draft import IMAGES, Draft, Piece
 from datapipe.errors import LoaderError
 from datapipe.fields import BatchContents
+from datapipe.joined import JoinedView, reader_of
 from datapipe.pipeline import StageCounters, run_pipeline
 from datapipe.ring import BufferRing
-from datapipe.row_columns import RowColumns
 from datapipe.sample_stages import (
     DecodeSamples,
     TokenizeSample,
@@ -48,7 +48,7 @@ class BatchSource:
 
     def __init__(
         self,
-        view: View,
+        view: View | JoinedView,
         contents: BatchContents,
         *,
         num_threads: int,
@@ -136,13 +136,13 @@ class BatchSource:
             most = min(_GROUP_BYTES // max(1, row_bytes * num_rows), _GROUP_ROWS // max(1, num_rows))
             wanted = max(1, min(2 * wanted, most, _GROUP_BATCHES))
 
-    def _stages(self, view: View) -> Iterator[Stage]:
+    def _stages(self, view: View | JoinedView) -> Iterator[Stage]:
         held, image = self._contents, self._contents.image
         yield self._stage(
             "fetch",
             Fetch(
                 view.store,
-                columns=RowColumns(view, held.read_columns),
+                columns=reader_of(view, held.read_columns),
                 tensors=self._tensors,
                 fields=held.fields,
                 texts=held.texts,

@@ -14,8 +14,8 @@ from datapipe.collate import Batch, Tokens, as_images, as_tensor, pad_tokens
 from datapipe.device import DeviceCopier
 from datapipe.draft import IMAGES, Draft, Piece
 from datapipe.fields import BatchContents, Field, ImageField, TextField
+from datapipe.joined import JoinedStore, JoinedTensor, RowReader
 from datapipe.ring import BufferRing
-from datapipe.row_columns import RowColumns
 from storage import (
     CorruptionError,
     FeatureStore,
@@ -33,10 +33,10 @@ class Fetch:
 
     def __init__(
         self,
-        store: FeatureStore,
+        store: FeatureStore | JoinedStore,
         *,
-        columns: RowColumns,
-        tensors: Mapping[str, TensorColumn],
+        columns: RowReader,
+        tensors: Mapping[str, TensorColumn | JoinedTensor],
         fields: Mapping[str, Field],
         texts: Mapping[str, TextField],
         needs_blob: bool,
@@ -85,7 +85,7 @@ class Fetch:
             draft.is_fetched = True
             start = mine.stop
 
-    def _gather(self, name: str, column: TensorColumn, drafts: list[Draft]) -> None:
+    def _gather(self, name: str, column: TensorColumn | JoinedTensor, drafts: list[Draft]) -> None:
         """One read for several batches, unless that would copy what each of them alone need not copy."""
         if len(drafts) > 1:
             rows = np.concatenate([draft.rows for draft in drafts])
@@ -103,7 +103,7 @@ class Fetch:
                 found = _gathered(column, draft.rows, draft.ring)
             draft.gathered[name] = _row_by_row(column, draft) if found is None else found
 
-    def _view(self, column: TensorColumn, rows: NDArray[np.int64]) -> NDArray[Any] | None:
+    def _view(self, column: TensorColumn | JoinedTensor, rows: NDArray[np.int64]) -> NDArray[Any] | None:
         """Consecutive rows of one shard without a copy; None where there is no such view."""
         if self._is_copied or not _is_consecutive(rows):
             return None
@@ -211,7 +211,9 @@ def _is_consecutive(rows: NDArray[np.int64]) -> bool:
     return bool(len(rows)) and rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
 
 
-def _gathered(column: TensorColumn, rows: NDArray[np.int64], ring: BufferRing) -> NDArray[Any] | None:
+def _gathered(
+    column: TensorColumn | JoinedTensor, rows: NDArray[np.int64], ring: BufferRing
+) -> NDArray[Any] | None:
     """Rows copied once each; None where one cannot be read."""
     try:
         return column.gather(rows, ring.lend((len(rows), *column.shape), column.dtype))
@@ -219,7 +221,7 @@ def _gathered(column: TensorColumn, rows: NDArray[np.int64], ring: BufferRing) -
         return None
 
 
-def _row_by_row(column: TensorColumn, draft: Draft) -> NDArray[Any]:
+def _row_by_row(column: TensorColumn | JoinedTensor, draft: Draft) -> NDArray[Any]:
     """Each row for itself, so that those that cannot be read are known."""
     found: NDArray[Any] = draft.ring.lend((len(draft.rows), *column.shape), column.dtype)
     for index, row in enumerate(draft.rows.tolist()):
@@ -230,7 +232,7 @@ def _row_by_row(column: TensorColumn, draft: Draft) -> NDArray[Any]:
     return found
 
 
-def _values(column: TensorColumn, piece: Piece) -> Iterator[tuple[int, NDArray[Any]]]:
+def _values(column: TensorColumn | JoinedTensor, piece: Piece) -> Iterator[tuple[int, NDArray[Any]]]:
     """The index and the value of the rows of a piece that have one, as views of the map."""
     rows = piece.draft.rows[piece.start : piece.stop]
     for index, has in zip(range(piece.start, piece.stop), column.has(rows).tolist()):

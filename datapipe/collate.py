@@ -33,7 +33,7 @@ class Batch:
     columns {"caption": ["a handwritten four", "a handwritten nine"]}.
     """
 
-    rows: NDArray[np.int64]  # (B,) row ids in the store
+    rows: NDArray[np.int64]  # (B,) row ids in the store; of several stores see JoinedView.locate
     keys: list[str]  # B keys
     images: Tensor | None  # (B, 3, H, W): float32 -1 black to 1 white, or what the transforms give; or uint8
     tensors: Mapping[str, Tensor]  # tensor column or field -> (B, *shape), its dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,7 +14,8 @@ from datapipe.media import MEDIA_KINDS, Media, judge_media
 from datapipe.media_rules import MediaRules
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.paths import printable
-from datapipe.sources.record import MISSING, Fault, Record
+from datapipe.sources.record import MISSING, Fault, Note, Record
+from datapipe.sources.values import is_kept_whole
 
 __all__ = ["INDEX_KINDS", "Judge", "Row", "checked_key"]
 
@@ -39,6 +40,7 @@ class Row:
     caption: str | None
     media: Media | None  # None for text
     columns: Mapping[str, str | int | float | bool | None]  # the user's
+    notes: tuple[Note, ...] = ()  # what was changed to keep it
 
     @property
     def blob(self) -> bytes | None:
@@ -108,16 +110,32 @@ class Judge:
             return Fault(
                 key=key_text, place=record.place, reason=error.reason, detail=error.detail, data=data
             )
+        notes = tuple(_lost_numbers(record))
         keys = [key] if len(found) == 1 else [f"{key}/frame-{number:05d}" for number in range(len(found))]
         rows = [
-            Row(key=name, place=record.place, source=source, caption=caption, media=media, columns=columns)
-            for name, media in zip(keys, found)
+            Row(
+                key=name,
+                place=record.place,
+                source=source,
+                caption=caption,
+                media=media,
+                columns=columns,
+                notes=notes if number == 0 else (),
+            )
+            for number, (name, media) in enumerate(zip(keys, found))
         ]
         for name in sorted(self.required):
             if any(row.index_columns().get(name) is None for row in rows):
                 detail = f"the sample has no {name}, which is required"
                 return Fault(key=key_text, place=record.place, reason=f"{name}_missing", detail=detail)
         return rows
+
+
+def _lost_numbers(record: Record) -> Iterator[Note]:
+    for name, value in record.columns.items():
+        if not is_kept_whole(value):
+            detail = f"{name}: NaN or an infinity in a list or an object is null now, JSON has no such number"
+            yield Note(place=record.place, reason="number_became_null", detail=detail)
 
 
 def _checked_caption(value: object, *, is_optional: bool) -> str | None:

@@ -10,9 +10,11 @@ from datapipe.errors import DecodeError
 from datapipe.judge import Judge, Row
 from datapipe.sources.column_kinds import Scalar
 from datapipe.sources.record import MISSING, TextRows
+from datapipe.sources.values import is_kept_whole
 
 __all__ = ["TextColumns", "judge_texts"]
 
+_NESTED: Final = frozenset({dict, list, tuple})
 _OWN: Final = frozenset({"source", "place", "modality", "caption"})
 
 
@@ -49,6 +51,9 @@ def judge_texts(rows: TextRows, source: str, judge: Judge) -> TextColumns | None
     """
     optional = judge.optional | rows.optional
     if "image" not in optional or not _are_texts(rows.keys):
+        return None
+    nested = [values for values in rows.columns.values() if not _NESTED.isdisjoint(map(type, values))]
+    if not all(is_kept_whole(value) for values in nested for value in values):
         return None
     captions = rows.captions
     if all(caption is None or caption is MISSING for caption in captions):

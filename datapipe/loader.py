@@ -19,6 +19,7 @@ from datapipe.buckets import Balance, TokenBatches
 from datapipe.collate import Batch
 from datapipe.errors import LoaderError
 from datapipe.fields import BatchContents, Field, ImageField, TextField
+from datapipe.joined import JoinedView
 from datapipe.loader_checks import check_batch, check_kinds, check_numbers, check_state, whole_number
 from datapipe.loader_stats import LoaderMeter, LoaderStats
 from datapipe.order import BlockShuffle, Order, ViewOrder
@@ -55,7 +56,7 @@ class Loader:
 
     def __init__(
         self,
-        view: View,
+        view: View | JoinedView,
         *,
         batch_size: int | None = None,
         buckets: Buckets | None = None,
@@ -77,7 +78,7 @@ class Loader:
         device: torch.device | str | None = None,
     ) -> None:
         """Args:
-        view: Rows to visit, from `store.select`.
+        view: Rows to visit, from `store.select`, or those of a mixture.
         batch_size: Rows of a global batch, over all ranks; at least world_size.
         buckets: Instead of batch_size: `TokenBuckets` for texts, `PixelBuckets` for pictures.
         image: How blobs become pixels; None leaves them alone.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
+from types import UnionType
 from typing import Any, Final
 
 from datapipe.batching import Buckets
 from datapipe.errors import LoaderError
 from datapipe.fields import ImageField, TextField
+from datapipe.joined import JoinedView
 from datapipe.stages import StageOptions
 from storage import View
 
@@ -37,7 +39,7 @@ def check_kinds(
     Raises:
         LoaderError: Names the option.
     """
-    _check_kind("view", view, View, "the rows of a store, such as store.select()")
+    _check_kind("view", view, View | JoinedView, "the rows of a store, such as store.select()")
     if image is not None:
         _check_kind("image", image, ImageField, "an ImageField or None")
     if order is not None and not hasattr(order, "positions"):
@@ -118,6 +120,6 @@ def check_state(state: Any, mine: Mapping[str, int], num_samples: int) -> None:
         )
 
 
-def _check_kind(option: str, value: Any, kind: type, wanted: str) -> None:
+def _check_kind(option: str, value: Any, kind: type | UnionType, wanted: str) -> None:
     if not isinstance(value, kind):
         raise LoaderError(f"{option} is {value!r}, wanted {wanted}")

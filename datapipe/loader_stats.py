@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from datapipe.collate import Batch
+from datapipe.joined import JoinedStore
 from datapipe.pipeline import StageCounters
 from storage import FeatureStore
 
@@ -88,7 +89,7 @@ class LoaderStats:
 class LoaderMeter:
     """Counts while batches pass."""
 
-    def __init__(self, store: FeatureStore, stages: Sequence[StageCounters]) -> None:
+    def __init__(self, store: FeatureStore | JoinedStore, stages: Sequence[StageCounters]) -> None:
         self._counters = store.counters
         self._read, self._copied = self._counters.bytes_read, self._counters.bytes_copied
         self._stages = stages

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.errors import LoaderError
+from datapipe.joined import join_views
 from datapipe.order import Positions
 from datapipe.sampling import Passes
 from datapipe.shares import FAR, Shares
@@ -39,7 +40,7 @@ class _Phase:
 
 
 class Mixture:
-    """An order over several views of one snapshot: `Loader(mixture.view, order=mixture)`.
+    """An order over several views, of one store or of several: `Loader(mixture.view, order=mixture)`.
 
     The source of sample i of the run follows from i. Between two changes of the weights each source has its
     share of any stretch, off by less than ceil(log2(sources)) samples. Each source is visited in
@@ -55,21 +56,21 @@ class Mixture:
         schedule: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
         """Args:
-        sources: Views of one snapshot, by name. A row may be in several.
+        sources: Views by name. A row may be in several. Views of several stores make `mixture.view` a
+            JoinedView, whose `locate` tells the store and the row in it of the row numbers of a batch.
         length: Samples of an epoch of the loader.
         schedule: A curriculum: weights by the sample of the run (step x batch size) from which on they hold.
             A source that is not named has none. Before the first entry the sources' own weights hold.
 
         Raises:
-            LoaderError: For no sources, empty or mixed views, weights that are no shares, or a stretch of the
-                run in which no source has rows left.
+            LoaderError: For no sources, empty views, stores whose columns clash, weights that are no shares,
+                or a stretch of the run in which no source has rows left.
         """
         schedule = {0: {name: source.weight for name, source in sources.items()}, **(schedule or {})}
         _check(sources, length, schedule)
         self._sources, self._length = dict(sources), length
         self._schedule = dict(sorted(schedule.items()))
-        views = [source.view for source in sources.values()]
-        self.view = View(views[0].store, np.concatenate([view.rows for view in views]))
+        self.view = join_views([source.view for source in sources.values()])
         self._phases = self._plan()
 
     def num_samples(self, num_rows: int) -> int:
@@ -188,12 +189,6 @@ def _check(
 ) -> None:
     if not sources or length < 1:
         raise LoaderError(f"a mixture of {len(sources)} sources in epochs of {length}; both want 1 or more")
-    snapshots = {(source.view.store.url, source.view.snapshot_id) for source in sources.values()}
-    if len(snapshots) > 1:
-        raise LoaderError(
-            f"the views of a mixture want one snapshot of one store, these are of {sorted(snapshots)}; open "
-            f"the store once and select from that, and ingest what lies in several stores into one"
-        )
     for name, source in sources.items():
         if not len(source.view) or (source.max_passes is not None and source.max_passes < 1):
             raise LoaderError(

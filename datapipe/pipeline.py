@@ -55,11 +55,12 @@ def run_pipeline(
 ) -> Iterator[Any]:
     """Yield what becomes of items, in their order, whatever the concurrency of the stages.
 
-    At most `pipeline.capacity` items are drawn and not yet handed out. The first error is raised in its
-    place in the order, and budgets are counted in that order too, so that neither depends on threads. When
-    the iterator ends, fails, is closed or is dropped, waiting items are dropped, running ones are waited for
-    (in processes: ended), and no worker is left. A thread that hangs longer than the watchdog's time cannot
-    be ended: it is named in a warning and does not keep the program from exiting.
+    At most `pipeline.capacity` items are drawn and not yet handed out: at first one for each worker of the
+    first stage, so that no later one takes time from them, then twice as many with each result. The first
+    error is raised in its place in the order, and budgets are counted in that order too, so that neither
+    depends on threads. When the iterator ends, fails, is closed or is dropped, waiting items are dropped,
+    running ones are waited for (in processes: ended), and no worker is left. A thread that hangs longer than
+    the watchdog's time cannot be ended: it is named in a warning and does not keep the program from exiting.
 
     Args:
         pipeline: What to run.
@@ -109,21 +110,29 @@ class _Lane:
 
     stage: Stage
     counters: StageCounters
+    has_work: threading.Condition
+    has_room: threading.Condition
     waiting: deque[_Task] = field(default_factory=deque)
     busy: dict[str, _Busy] = field(default_factory=dict)  # by worker
     failures: list[str] = field(default_factory=list)  # what was left out, and why
 
 
 class _Run:
-    """All state is guarded by one condition; whoever changes it wakes the others."""
+    """All state is guarded by one lock. Whoever changes it wakes the one that waits for that and no other.
+
+    A thread that wakes in vain takes the interpreter from one that works.
+    """
 
     def __init__(self, pipeline: Pipeline, counters: list[StageCounters]) -> None:
         self._pipeline = pipeline
+        self._lock = threading.Lock()
         self._lanes = [
-            _Lane(stage, counted) for stage, counted in zip(pipeline.stages, counters, strict=True)
+            _Lane(stage, counted, threading.Condition(self._lock), threading.Condition(self._lock))
+            for stage, counted in zip(pipeline.stages, counters, strict=True)
         ]
         self._done: dict[int, _Task] = {}
-        self._condition = threading.Condition()
+        self._wanted = 0  # the task that the consumer waits for, or will next
+        self._is_done = threading.Condition(self._lock)
         self._is_stopped = self._has_ended = False
         self._pid = os.getpid()
         self._threads: list[tuple[threading.Thread, _Lane]] = []
@@ -152,9 +161,11 @@ class _Run:
         if os.getpid() != self._pid:
             return  # the workers are the parent's
         _runs.discard(self)
-        with self._condition:
+        with self._lock:
             self._is_stopped = True
-            self._condition.notify_all()
+            for lane in self._lanes:
+                lane.has_work.notify_all()
+                lane.has_room.notify_all()
         for process in self._processes:
             process.close()
         if any(thread is threading.current_thread() for thread, _ in self._threads):
@@ -169,8 +180,10 @@ class _Run:
     def results(self, items: Iterator[tuple[object, Any]]) -> Iterator[Any]:
         drawn = handed_out = 0
         is_open = True
+        capacity = self._pipeline.capacity
+        ahead = min(capacity, self._pipeline.stages[0].concurrency)
         while True:
-            while is_open and drawn - handed_out < self._pipeline.capacity:
+            while is_open and drawn - handed_out < ahead:
                 pair = next(items, None)
                 if pair is None:
                     is_open = False
@@ -181,15 +194,16 @@ class _Run:
                 return
             task = self._await(handed_out)
             handed_out += 1
+            ahead = min(capacity, 2 * ahead)
             if task.failed_at is None:
                 yield task.value
             else:
                 self._settle_failure(task.failed_at, task)
 
     def _admit(self, task: _Task) -> None:
-        with self._condition:
+        with self._lock:
             self._lanes[0].waiting.append(task)
-            self._condition.notify_all()
+            self._lanes[0].has_work.notify()
 
     def _await(self, number: int) -> _Task:
         if os.getpid() != self._pid:
@@ -198,9 +212,10 @@ class _Run:
                 f"of its workers; begin to iterate after the fork"
             )
         began = warned = time.monotonic()
-        with self._condition:
+        with self._lock:
+            self._wanted = number
             while number not in self._done:
-                self._condition.wait(min(_LOOK_S, self._pipeline.watchdog_s))
+                self._is_done.wait(min(_LOOK_S, self._pipeline.watchdog_s))
                 now = time.monotonic()
                 for process in self._processes:
                     process.end_if_overdue()
@@ -239,9 +254,9 @@ class _Run:
 
     def _take(self, lane: _Lane, worker: str) -> _Task | None:
         began = time.monotonic()
-        with self._condition:
+        with self._lock:
             while not lane.waiting and not self._is_stopped:
-                self._condition.wait()
+                lane.has_work.wait()
             if self._is_stopped:
                 return None
             now = time.monotonic()
@@ -249,11 +264,11 @@ class _Run:
             lane.counters.depth_sum += len(lane.waiting)
             task = lane.waiting.popleft()
             lane.busy[worker] = _Busy(task, now, now)
-            self._condition.notify_all()
+            lane.has_room.notify()
             return task
 
     def _pass_on(self, lane: _Lane, following: _Lane | None, worker: str, task: _Task) -> None:
-        with self._condition:
+        with self._lock:
             began = lane.busy.pop(worker).began
             now = time.monotonic()
             lane.counters.busy_s += now - began
@@ -262,12 +277,14 @@ class _Run:
                 task.failed_at, following = lane, None
             if following is None:
                 self._done[task.number] = task
+                if task.number == self._wanted:
+                    self._is_done.notify()
             else:
                 while len(following.waiting) >= following.stage.queue_size and not self._is_stopped:
-                    self._condition.wait()
+                    following.has_room.wait()
                 lane.counters.blocked_s += time.monotonic() - now
                 following.waiting.append(task)
-            self._condition.notify_all()
+                following.has_work.notify()
 
     def _settle_failure(self, lane: _Lane, task: _Task) -> None:
         """Leave a failed item out, or raise what it failed with."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from storage import View
-from storage.arrow_numpy import from_numpy
+from storage.arrow_numpy import pick_list
 
 __all__ = ["RowColumns"]
 
@@ -32,8 +32,10 @@ class RowColumns:
         """The keys of rows of the view."""
         found = [""] * len(rows)
         for part, local, places in self._by_part(rows):
-            table = self._store.part(part).keys(self._store.policy)
-            for place, key in zip(places.tolist(), table.keys(local)):
+            keys = self._store.part(part).keys(self._store.policy).keys(local)
+            if places is None:
+                return keys
+            for place, key in zip(places.tolist(), keys):
                 found[place] = key
         return found
 
@@ -44,18 +46,24 @@ class RowColumns:
             return found
         for part, _, places in self._by_part(rows):
             first, arrays = self._part(part)
-            at = from_numpy(self._ascending().searchsorted(rows[places]) - first)
+            at = self._ascending().searchsorted(rows if places is None else rows[places]) - first
             for name, array in arrays.items():
+                values = pick_list(array, at)
+                if places is None:
+                    found[name] = values
+                    continue
                 column = found[name]
-                for place, value in zip(places.tolist(), array.take(at).to_pylist()):
+                for place, value in zip(places.tolist(), values):
                     column[place] = value
         return found
 
-    def _by_part(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Each part, the rows in it that are wanted, and their places in `rows`."""
+    def _by_part(
+        self, rows: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64] | None]]:
+        """Each part, the rows in it that are wanted, and their places in `rows`; None where that is all."""
         parts, local = self._store.row_map.locate(rows)
         if len(rows) and parts[0] == parts[-1] and bool((parts == parts[0]).all()):
-            yield int(parts[0]), local, np.arange(len(rows))
+            yield int(parts[0]), local, None
             return
         order = np.argsort(parts, kind="stable")
         ends = np.flatnonzero(np.diff(parts[order])) + 1

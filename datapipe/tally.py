@@ -53,6 +53,8 @@ class Tally:
     def add_row(self, row: Row, full_place: str) -> None:
         """Count a new row with what its media were like."""
         self.num_added += 1
+        for note in row.notes:
+            self._count_note(note.reason, Example(place=full_place, key=row.key, detail=note.detail))
         if row.media is None:
             return
         columns = row.media.columns

@@ -1,6 +1,12 @@
-"""A versioned, queryable feature store: LMDB blobs, mapped Arrow tensors, a Parquet index, snapshots."""
+"""A versioned, queryable feature store: LMDB blobs, mapped Arrow tensors, a Parquet index, snapshots.
+
+What few programs need, other formats and repair, is loaded on first use.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from storage.column import TensorColumn
 from storage.errors import (
@@ -22,18 +28,20 @@ from storage.errors import (
     StoreNotFoundError,
     TensorColumnError,
 )
-from storage.exchange import ExportReport
 from storage.garbage import GcReport
 from storage.history import SnapshotDiff
 from storage.integrity import Problem, VerifyReport
 from storage.manifest import ModelRecord, Snapshot
 from storage.part_writer import PartWriter
-from storage.repair import LostRow, RepairReport, repair_store
 from storage.sealed import SealedPart
 from storage.shards import Counters
 from storage.store import FeatureStore
 from storage.view import View
 from storage.writer import Writer
+
+if TYPE_CHECKING:
+    from storage.exchange import ExportReport
+    from storage.repair import LostRow, RepairReport, repair_store
 
 __all__ = [
     "ColumnError",
@@ -71,3 +79,22 @@ __all__ = [
     "Writer",
     "repair_store",
 ]
+
+_LOADED_ON_USE: Final = {
+    "ExportReport": "storage.exchange",
+    "LostRow": "storage.repair",
+    "RepairReport": "storage.repair",
+    "repair_store": "storage.repair",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_ON_USE:
+        raise AttributeError(f"module 'storage' has no attribute {name!r}")
+    found: object = getattr(import_module(_LOADED_ON_USE[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

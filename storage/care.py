@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from storage.compaction import compact_parts
 from storage.deep_check import Decoders
 from storage.garbage import GcReport, collect_garbage
 from storage.handle import StoreHandle
 from storage.integrity import Progress, VerifyReport, verify_store
 from storage.manifest import Snapshot
-from storage.repair import RepairReport, repair_store
+
+if TYPE_CHECKING:
+    from storage.repair import RepairReport
 
 __all__ = ["Care"]
 
@@ -48,6 +52,8 @@ class Care(StoreHandle):
             StorageError: If the store does not lie in a folder.
             CommitConflictError: If another writer changed a broken part meanwhile.
         """
+        from storage.repair import repair_store
+
         return repair_store(self.path, dry_run=dry_run, progress=progress)
 
     def compact(self, *, max_part_bytes: int = 1 << 30, message: str = "compact") -> Snapshot:

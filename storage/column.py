@@ -109,7 +109,12 @@ class TensorColumn:
         return np.array(shard.array[at])
 
     def gather(
-        self, rows: np.ndarray, out: np.ndarray | None = None, *, fill: float | None = None
+        self,
+        rows: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        fill: float | None = None,
+        places: np.ndarray | None = None,
     ) -> np.ndarray:
         """Rows in any order, each copied once from the map into the result.
 
@@ -117,13 +122,15 @@ class TensorColumn:
             rows: Integer (n,), global row numbers; may repeat.
             out: Array (n, *shape) of the column's dtype, C-contiguous, to be filled and returned.
             fill: What stands everywhere in a row that has no value; None makes such a row an error.
+            places: Integer (n,), where the rows go in an `out` of more rows; the others are left alone. None
+                fills it in order.
 
         Raises:
             RowNotFoundError: If a row does not exist.
             TensorColumnError: If `out` does not fit, a row has no value, or the dtype cannot hold `fill`.
         """
         rows = np.asarray(rows)
-        out = self._output(len(rows), out)
+        out = self._output(len(rows) if places is None or out is None else len(out), out)
         filler = None if fill is None else self._filler(fill)
         parts, local = self._store.row_map.locate(rows)
         num_rows = len(rows)
@@ -135,16 +142,17 @@ class TensorColumn:
                 if lacking.any():
                     if filler is None:
                         raise self._no_value(int(rows[mine][lacking.argmax()]))
-                    places = np.arange(len(rows))[mine]
-                    out[places[lacking]] = filler
-                    num_rows -= int(lacking.sum())
-                    mine, at = places[~lacking], at[~lacking]
+                    listed = np.arange(len(rows))[mine]
+                    lost = listed[lacking]
+                    out[lost if places is None else places[lost]] = filler
+                    num_rows -= len(lost)
+                    mine, at = listed[~lacking], at[~lacking]
                 if not len(at):
                     continue
                 wanted = at
             shard = self._shard(part)
             shard.check(wanted, self._store.policy)
-            copy_rows(shard.array, wanted, out, mine)
+            copy_rows(shard.array, wanted, out, mine if places is None else places[mine])
         num_bytes = num_rows * self._spec.row_bytes
         self._store.counters.bytes_read += num_bytes
         self._store.counters.bytes_copied += num_bytes

@@ -86,7 +86,7 @@ class IndexFile:
                     if groups is None
                     else file.read_row_groups(groups, [name], use_threads=False)
                 )
-                array = table.column(0).cast(kind).combine_chunks()
+                array = _joined(table.column(0), kind)
             except (pa.ArrowException, OSError) as error:
                 raise CorruptionError(
                     f"{self._place}: column {name!r} cannot be read: {error}; copy it back from a backup"
@@ -110,3 +110,8 @@ class IndexFile:
             raise CorruptionError(
                 f"{self._place}: {found} rows, the snapshot says {self._rows}; copy it back from a backup"
             )
+
+
+def _joined(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    """One array of a type. Casting imports the functions of pyarrow, which is for what others wrote."""
+    return (column if column.type == kind else column.cast(kind)).combine_chunks()

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from storage.arrow_numpy import from_numpy, to_numpy
+from storage.arrow_numpy import from_numpy, pick_list, to_numpy
 from storage.errors import ColumnError
 
 __all__ = ["NO_BLOB", "KeyTable", "KeyTableWriter", "SortedHashes", "encode_key", "hash_key", "lmdb_key"]
@@ -231,7 +231,7 @@ class KeyTable:
 
     def keys(self, rows: np.ndarray) -> list[str]:
         """The keys of some rows, int64 (n,)."""
-        picked: list[str] = self._keys.take(from_numpy(rows)).to_pylist()
+        picked: list[str] = pick_list(self._keys, rows)
         return picked
 
     def encoded_key(self, row: int) -> bytes:

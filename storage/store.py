@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,19 +16,20 @@ from storage.care import Care
 from storage.column import TensorColumn
 from storage.deletion import delete_rows
 from storage.errors import ColumnError, QueryError, TensorColumnError
-from storage.exchange import ExportReport, export_rows, import_rows
 from storage.feature_values import Values
 from storage.features import ColumnRequest, add_tensor_column, newest_store
 from storage.handle import unknown_name
 from storage.manifest import ModelRecord, Snapshot
 from storage.reading import Reading
-from storage.search import search_rows
 from storage.snapshots import create_store, hold_newest, list_snapshot_ids, read_snapshot
 from storage.tensors import tensor_spec
 from storage.user_tables import UserTable
 from storage.versions import Versions
 from storage.view import View
 from storage.writing import Writing
+
+if TYPE_CHECKING:
+    from storage.exchange import ExportReport
 
 __all__ = ["FeatureStore"]
 
@@ -159,6 +160,8 @@ class FeatureStore(Reading, Versions, Writing, Care):
                 if kind is None
                 else f"{self.url}: column {column!r} is {kind}; search a text column"
             )
+        from storage.search import search_rows
+
         return View(self, search_rows(self.query, column, text, limit))
 
     # Writing
@@ -246,6 +249,8 @@ class FeatureStore(Reading, Versions, Writing, Care):
             StorageError: If the path exists, or the format is not known.
             CorruptionError: If a shard is damaged.
         """
+        from storage.exchange import export_rows
+
         view = self.select(rows) if rows is None or isinstance(rows, str) else rows
         return export_rows(view, Path(path), format, file_bytes=file_bytes, progress=progress)
 
@@ -270,6 +275,8 @@ class FeatureStore(Reading, Versions, Writing, Care):
             CorruptionError: If it is damaged.
             DuplicateKeyError, ColumnTypeError, TensorColumnError: If its rows do not fit the store.
         """
+        from storage.exchange import import_rows
+
         text = message or f"import {Path(path).name}"
         return import_rows(self._pool, Path(path), message=text, part_bytes=part_bytes, progress=progress)
 

@@ -57,8 +57,8 @@ FOLDER_IMPORTS = {
 }
 # Folders that stand on the rest of their package: the only modules outside that import them.
 FOLDER_IMPORTERS = {
-    "storage.exchange": {"storage", "storage.store"},
-    "storage.repair": {"storage", "storage.care"},
+    "storage.exchange": {"storage.store"},
+    "storage.repair": {"storage.care"},
 }
 # Packages of extras and of other parts, and slow ones: loaded where they are used, if at all.
 LOADED_ON_USE = {

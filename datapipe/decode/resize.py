@@ -17,6 +17,7 @@ __all__ = ["Resample", "check_resample", "resize_pixels"]
 
 Resample = Literal["bilinear", "bicubic", "lanczos", "box", "linear", "nearest"]
 
+_FILTERS: Final = frozenset(get_args(Resample))
 _PILLOW: Final = {
     "lanczos": Image.Resampling.LANCZOS,
     "box": Image.Resampling.BOX,
@@ -26,7 +27,7 @@ _PILLOW: Final = {
 
 def check_resample(resample: str) -> None:
     """Raise DataError unless resample names a filter."""
-    if resample not in get_args(Resample):
+    if resample not in _FILTERS:
         raise DataError(f"resample is {resample!r}, wanted one of {', '.join(get_args(Resample))}")
 
 

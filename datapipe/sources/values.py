@@ -12,7 +12,7 @@ from typing import Final
 from datapipe.decode.text import check_text
 from datapipe.errors import DecodeError
 
-__all__ = ["clean_value"]
+__all__ = ["clean_value", "is_kept_whole"]
 
 _INT64_MAX: Final = 2**63 - 1
 
@@ -21,8 +21,8 @@ def clean_value(value: object, *, field_name: str) -> str | int | float | bool |
     """Turn one metadata value into what the index can hold without losing anything.
 
     Text, booleans and integers of 64 bits stay. NaN becomes None, in nested values as well as infinities,
-    which JSON does not know. Larger integers, decimals, dates and
-    nested values become text (JSON for lists and dicts), so that no type is guessed from a first row.
+    which JSON does not know; see is_kept_whole. Larger integers, decimals, dates and nested values become
+    text (JSON for lists and dicts), so that no type is guessed from a first row.
 
     Raises:
         DecodeError: Reason `nul_byte` or `not_utf8` for text that other readers would cut or refuse.
@@ -41,11 +41,25 @@ def clean_value(value: object, *, field_name: str) -> str | int | float | bool |
         return value.isoformat()
     try:
         text = json.dumps(_finite(value), ensure_ascii=False, default=_json_default)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise DecodeError(
             "bad_value", f"{field_name}: {type(value).__name__} cannot be kept: {error}"
         ) from error
     return check_text(text, field=field_name)
+
+
+def is_kept_whole(value: object) -> bool:
+    """Whether clean_value keeps every number in a list or dict; false where one is NaN or an infinity."""
+    if not isinstance(value, dict | list | tuple):
+        return True
+    waiting: list[object] = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict | list | tuple):
+            waiting.extend(one.values() if isinstance(one, dict) else one)
+        elif isinstance(one, float) and not math.isfinite(one):
+            return False
+    return True
 
 
 def _finite(value: object) -> object:

@@ -61,6 +61,23 @@ def test_parquet_jsonl_and_csv_of_prompts_end_alike(tmp_path: Path, bad: bool) -
     assert (again.num_added, again.num_skipped, again.num_bad) == (0, len(found["jsonl"]), 3 if bad else 0)
 
 
+def test_numbers_that_became_null_and_nesting_without_end_are_told(tmp_path: Path) -> None:
+    deep = "[" * 800 + "]" * 800
+    lines = [
+        '{"prompt": "a", "box": [1.5, NaN]}',
+        '{"prompt": "b", "box": {"x": [1e999]}}',
+        '{"prompt": "c"}',
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join([*lines, f'{{"prompt": "d", "box": {deep}}}']))
+    report = run(tmp_path / "p.jsonl", tmp_path / "store", format="prompts")
+    found = rows(tmp_path / "store", "caption, box")
+    assert report.notes == {"number_became_null": 2} and report.reasons == {"bad_value": 1}
+    assert [example.detail.split(":")[0] for example in report.note_examples["number_became_null"]] == [
+        "box"
+    ] * 2
+    assert [row["box"] for row in found] == ["[1.5, null]", '{"x": [null]}', None]
+
+
 def test_keys_that_meet_twice_are_found_in_blocks_too(tmp_path: Path) -> None:
     keys = [f"k{index}" for index in range(200)]
     pq.write_table(pa.table({"key": keys, "text": keys}), tmp_path / "a.parquet")

@@ -152,6 +152,74 @@ def test_a_resume_goes_on_exactly(store: FeatureStore, batch_size: int, ranks: l
     assert seen == wanted
 
 
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> list[FeatureStore]:
+    """Two stores with the same keys; row r of store n has the codes 100 n + r."""
+    made = []
+    for number, size in enumerate((12, 20)):
+        store = FeatureStore.create(tmp_path_factory.mktemp("several") / f"store-{number}")
+        with store.writer(tensors={"codes": (np.uint8, (3,))}) as writer:
+            for row in range(size):
+                codes = np.full(3, row + 100 * number, np.uint8)
+                extra = {"second": row} if number else {}
+                writer.add(f"{row:03d}", None, {"codes": codes}, caption=f"store {number}", **extra)
+        made.append(store.refresh())
+    return made
+
+
+def of_several(stores: list[FeatureStore]) -> Mixture:
+    sources = {
+        "one": MixtureSource(view=stores[0].select("row >= 2")),
+        "two": MixtureSource(view=stores[1].select(), weight=3),
+    }
+    return Mixture(sources, length=16)
+
+
+def test_views_of_several_stores(stores: list[FeatureStore]) -> None:
+    mixture = of_several(stores)
+    names = ["caption", "second", "row"]
+    loader = Loader(mixture.view, order=mixture, batch_size=8, image=None, tensors=["codes"], columns=names)
+    seen = [0, 0]
+    for batch in itertools.islice(loader.forever(), 5):
+        numbers, rows = (found.tolist() for found in mixture.view.locate(batch.rows))
+        assert Counter(numbers) == {0: 2, 1: 6}
+        assert batch.keys == [f"{row:03d}" for row in rows] and batch.columns["row"] == rows
+        assert batch.columns["caption"] == [f"store {number}" for number in numbers]
+        assert batch.columns["second"] == [row if number else None for number, row in zip(numbers, rows)]
+        wanted = [[100 * number + row] * 3 for number, row in zip(numbers, rows)]
+        assert batch.tensors["codes"].tolist() == wanted
+        seen = [old + numbers.count(number) for number, old in enumerate(seen)]
+    assert seen == [10, 30] and loader.stats().bytes_copied == 3 * loader.stats().samples
+    with pytest.raises(LoaderError, match=r"no tensor column 'code'; it has \['codes'\]"):
+        Loader(mixture.view, order=mixture, batch_size=8, image=None, tensors=["code"])
+
+
+def test_several_stores_resume_exactly(stores: list[FeatureStore]) -> None:
+    def make(rank: int, world_size: int) -> Loader:
+        mixture = of_several(stores)
+        return Loader(mixture.view, order=mixture, batch_size=4, image=None, rank=rank, world_size=world_size)
+
+    loader = make(0, 1)
+    wanted = [row for batch in itertools.islice(loader.forever(), 9) for row in batch.rows.tolist()]
+    seen: list[int] = []
+    state: dict[str, int] = {}
+    for world_size in (2, 1, 3):
+        loaders = [make(rank, world_size) for rank in range(world_size)]
+        for loader in loaders:
+            if state:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+        steps = zip(*(loader.forever() for loader in loaders), strict=True)
+        for shares in itertools.islice(steps, 3):
+            seen += [row for share in shares for row in share.rows.tolist()]
+        state = loaders[-1].state_dict()
+    assert seen == wanted
+    mixture = of_several(stores[::-1])
+    with pytest.raises(LoaderError, match="saved with rows_hash"):
+        Loader(mixture.view, order=mixture, batch_size=4, image=None).load_state_dict(
+            {**state, "num_rows": len(mixture.view), "shuffle": mixture.fingerprint()}
+        )
+
+
 def test_a_state_of_other_weights_is_refused(store: FeatureStore) -> None:
     def make(weight: float) -> Loader:
         sources = {"a": MixtureSource(view=view(store, 0, 9), weight=weight)}
@@ -167,12 +235,12 @@ def test_what_is_no_mixture_says_why(store: FeatureStore, tmp_path: Path) -> Non
     some = MixtureSource(view=view(store, 0, 5))
     capped = MixtureSource(view=view(store, 0, 5), max_passes=1)
     other = FeatureStore.create(tmp_path / "other")
-    other.append([{"key": "a"}])
+    other.append([{"key": "a", "level": "high"}])
     foreign = MixtureSource(view=other.refresh().select())
     with pytest.raises(LoaderError, match="mixture of 0 sources"):
         Mixture({}, length=5)
     with pytest.raises(
-        LoaderError, match=r"want one snapshot of one store.*ingest what lies in several stores into one"
+        LoaderError, match=r"column 'level' is VARCHAR in .*other, and BIGINT in a store before"
     ):
         Mixture({"a": some, "b": foreign}, length=5)
     with pytest.raises(LoaderError, match="'a' has 0 rows"):

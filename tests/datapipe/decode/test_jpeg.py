@@ -157,6 +157,7 @@ def test_what_is_not_ordinary_is_left_to_pillow() -> None:
         "a profile": insert(jpeg, 0xE2, b"ICC_PROFILE\0\1\1 of a scanner"),
         "several pictures": insert(jpeg, 0xE2, b"MPF\0II*\0"),
         "cut header": jpeg[:60],
+        "frame without content": b"\xff\xd8\xff\xc0\x00\x02",
         "no frame": jpeg[:2] + jpeg[jpeg.index(b"\xff\xda") :],
         "junk between segments": jpeg[:2] + b"\0" + jpeg[2:],
     }
