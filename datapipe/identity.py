@@ -8,7 +8,7 @@ import xxhash
 
 from datapipe.judge import Row
 
-__all__ = ["content_hash", "content_id", "content_of", "key_id", "picture_id"]
+__all__ = ["content_id", "content_of", "key_id", "picture_id"]
 
 
 def key_id(key: str | None) -> int:
@@ -27,14 +27,6 @@ def content_id(
 def picture_id(digest: str) -> int:
     """64-bit identity of a file."""
     return int(digest[:16], 16)
-
-
-def content_hash(row: Row) -> str | None:
-    """xxh3_128 of the file as it came; None for text."""
-    if row.media is None:
-        return None
-    source = row.media.columns.get("source_hash")
-    return str(source) if source is not None else xxhash.xxh3_128_hexdigest(row.media.blob)
 
 
 def content_of(row: Row, digest: str) -> int:

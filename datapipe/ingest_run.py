@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
+from datapipe.heap import release_freed_memory
 from datapipe.judge import INDEX_KINDS, Judge, Row
 from datapipe.judge_sources import JudgedSources
 from datapipe.judge_texts import TextColumns
@@ -89,6 +90,7 @@ class IngestRun:
             committed: Told after each commit how many sources are in the store to their end.
         """
         num_commits = 0
+        release_freed_memory()  # of the look at the sources
         news = self.news(update, block_rows=min(_BLOCK_ROWS, commit_rows))
         for first in news:
             deadline = time.monotonic() + commit_s
@@ -108,6 +110,7 @@ class IngestRun:
             self._settling.committed(store.refresh())
             num_commits += 1
             committed(last.source_index)
+            release_freed_memory()
         if not self.tally.is_interrupted:
             committed(len(self._sources))
         return num_commits

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import xxhash
 
 from datapipe.decode.text import check_text
 from datapipe.errors import DecodeError
@@ -40,6 +41,7 @@ class Row:
     caption: str | None
     media: Media | None  # None for text
     columns: Mapping[str, str | int | float | bool | None]  # the user's
+    content_hash: str | None = None  # xxh3_128 of the file as it came; None for text
     notes: tuple[Note, ...] = ()  # what was changed to keep it
 
     @property
@@ -110,6 +112,7 @@ class Judge:
             return Fault(
                 key=key_text, place=record.place, reason=error.reason, detail=error.detail, data=data
             )
+        digest = None if blob is None else xxhash.xxh3_128_hexdigest(blob)
         notes = tuple(_lost_numbers(record))
         keys = [key] if len(found) == 1 else [f"{key}/frame-{number:05d}" for number in range(len(found))]
         rows = [
@@ -120,6 +123,7 @@ class Judge:
                 caption=caption,
                 media=media,
                 columns=columns,
+                content_hash=digest,
                 notes=notes if number == 0 else (),
             )
             for number, (name, media) in enumerate(zip(keys, found))

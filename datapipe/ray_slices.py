@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from datapipe.errors import WorkerError
-from datapipe.identity import content_hash, content_of, key_id
+from datapipe.identity import content_of, key_id
 from datapipe.ingest_run import IngestRun
 from datapipe.judge import Judge, Row
 from datapipe.judge_texts import TextColumns
@@ -112,7 +112,7 @@ class _Rows:
         """Note the rows of an outcome that was written."""
         result = outcome.result
         if isinstance(result, Row):
-            digest = content_hash(result)
+            digest = result.content_hash
             self.keys.append(result.key)
             self.places.append(outcome.full_place)
             self.contents.append(0 if digest is None else content_of(result, digest))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from datapipe.identity import content_hash, content_of, key_id, picture_id
+from datapipe.identity import content_of, key_id, picture_id
 from datapipe.judge import Row
 from datapipe.judge_texts import TextColumns
 from datapipe.known_rows import KnownRows, place_of_content, place_of_row
@@ -130,7 +130,7 @@ class Settling:
         known = self._known.find(result.key)
         if known is not None:
             self._known.seen_keys.add(identity)
-            is_same = known.content_hash == content_hash(result) and known.caption == result.caption
+            is_same = known.content_hash == result.content_hash and known.caption == result.caption
             if is_same and not _TEXT_COLUMNS & result.columns.keys():
                 return replace(outcome, result=Skip(result.key, result.place))
             return replace(outcome, result=_duplicate(result, outcome.full_place, known.full_place))
@@ -142,7 +142,7 @@ class Settling:
 
     def _is_left_out(self, row: Row, outcome: Outcome) -> bool:
         """Count a sample that differs from another one in its key alone; tell whether it is left out."""
-        digest = content_hash(row)
+        digest = row.content_hash
         if digest is None or _PART_COLUMNS & row.columns.keys():
             return False
         content, picture = content_of(row, digest), picture_id(digest)

@@ -88,7 +88,8 @@ class Groups:
         keys = np.frombuffer(hashes, np.uint64)
         order = np.argsort(keys, kind="stable")
         self._positions: NDArray[np.int64] = np.frombuffer(positions, np.int64)[order]
-        starts = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
+        keys = keys[order]
+        starts = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1])[: len(keys)]
         by_place = np.argsort(self._positions[starts], kind="stable")
         self._starts = starts[by_place]
         self._stops = np.append(starts[1:], len(keys))[by_place]
