@@ -1,4 +1,4 @@
-"""The code in the pages: commands parse, imports exist, and the pages that lead somewhere are run."""
+"""The code in the pages: commands parse, imports exist, every error has its row. test_docs_run.py runs it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import ast
 import doctest
 import importlib
 import importlib.util
-import os
 import re
+import runpy
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer.main
@@ -22,27 +20,14 @@ import typer.main
 from unirl.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN = ("tutorial.md", "howto_reward.md", "howto_model.md")
-"""Pages whose blocks are run from top to bottom in an empty folder. A block with a title is a file."""
+BLOCKS = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "docs_blocks.py")))
 OURS = ("storage", "datapipe", "unirl", "recipes")
-_FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\.\.\.|\{|\$|<|\[")
 
 
-class Block(NamedTuple):
-    language: str
-    title: str
-    code: str
-
-
-def _blocks(page: Path) -> list[Block]:
-    return [Block(*found.groups(default="")) for found in _FENCE.finditer(page.read_text("utf-8"))]
-
-
 def _all(language: str) -> Iterator[Any]:
-    for page in PAGES:
-        for number, block in enumerate(_blocks(page)):
+    for page in BLOCKS.PAGES:
+        for number, block in enumerate(BLOCKS.blocks(page)):
             if block.language == language:
                 yield pytest.param(block.code, id=f"{page.relative_to(ROOT)}-{number}")
 
@@ -61,8 +46,8 @@ def test_python_parses_and_what_it_imports_of_ours_exists(code: str) -> None:
 
 
 def _commands() -> Iterator[Any]:
-    for page in PAGES:
-        for block in _blocks(page):
+    for page in BLOCKS.PAGES:
+        for block in BLOCKS.blocks(page):
             if block.language not in {"", "bash", "console"}:
                 continue
             for line in block.code.replace("\\\n", " ").splitlines():
@@ -89,34 +74,6 @@ def test_commands_parse(command: str) -> None:
 
 def test_no_command_stands_in_a_page_that_is_not_looked_at() -> None:
     assert len(list(_commands())) > 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUN)
-def test_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([".", *paths]),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "HF_HUB_OFFLINE": "1",
-    }
-    shell = shutil.which("bash") or "bash"
-    for block in _blocks(ROOT / "docs" / name):
-        if block.title:
-            (tmp_path / block.title).write_text(block.code)
-            continue
-        starts = {"bash": [shell, "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
-        if block.language not in starts:
-            continue
-        done = subprocess.run(
-            [*starts[block.language], block.code],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{block.code}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
 def test_the_error_index_has_every_error() -> None:

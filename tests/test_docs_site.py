@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,15 @@ FETCHED = re.compile(
 )
 
 
-@pytest.mark.slow
-def test_the_site_builds_and_needs_no_network(tmp_path: Path) -> None:
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocstrings_handlers.python", reason="needs mkdocs: pip install 'unirl[docs]'")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -28,9 +33,30 @@ def test_the_site_builds_and_needs_no_network(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = {
-        path.relative_to(tmp_path).as_posix(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")
-    }
+    return folder
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix(): path.read_text("utf-8") for path in site.rglob("*.html")}
     assert {name for name, page in pages.items() if FETCHED.search(page)} == set()
     assert "group_advantages" in pages["reference/algorithms.html"]
     assert "FeatureStore" in pages["reference/storage.html"]
+
+
+def test_the_search_works_from_a_folder(site: Path) -> None:
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'unirl[browser]'")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs Chromium, for example: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((site / "index.html").as_uri())
+        page.fill("input.md-search__input", "group advantages")
+        page.locator("a.md-search-result__link").first.wait_for(timeout=60_000)
+        found = page.locator("a.md-search-result__link").evaluate_all("links => links.map(it => it.href)")
+        browser.close()
+    assert any("reference/algorithms.html" in link for link in found)
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

@@ -58,7 +58,9 @@ def open_trackers(names: Sequence[str], run: Path) -> list[GeneralTracker]:
                 f"pip install {name}, or leave it out: TensorBoard and metrics.jsonl are always written"
             )
     os.environ.setdefault("WANDB_MODE", "offline")
-    os.environ.setdefault("MLFLOW_TRACKING_URI", (run.resolve() / "mlflow").as_uri())
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        os.environ["MLFLOW_TRACKING_URI"] = (run.resolve() / "mlflow").as_uri()
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3 wants plain files to be asked for
     trackers = [_MAKERS[name](run) for name in names]
     for tracker in trackers:
         tracker.start()

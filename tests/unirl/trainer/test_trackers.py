@@ -32,7 +32,7 @@ def init(project, **options):
 
 @pytest.fixture
 def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -78,6 +78,36 @@ def test_a_tracker_is_told_the_numbers_of_every_line(tmp_path: Path, monkeypatch
     assert told == [("unirl", {"name": "red"}), (3, {"text/reward/mean": 0.5}), "finished"]
     assert os.environ["WANDB_MODE"] == "offline"
     assert os.environ["MLFLOW_TRACKING_URI"].startswith("file:")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quiet_environment")
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("wandb", "run/wandb/offline-run-*/run-*.wandb"),
+        ("mlflow", "run/mlflow/*/*/metrics/text/reward/mean"),
+        ("trackio", "trackio/unirl.db"),
+    ],
+)
+def test_a_tracker_itself_keeps_the_numbers_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, left: str
+) -> None:
+    for variable in ("TRACKIO_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / "trackio"))
+    monkeypatch.delitem(sys.modules, name, raising=False)  # the stand-in of the test above
+    pytest.importorskip(name, reason=f"needs the tracker: pip install {name}")
+    run = tmp_path / "run"
+    run.mkdir()
+    PartialState(cpu=True)
+    for last_step in (-1, 1):  # a run that goes on opens them again
+        log = MetricsLog(run, last_step=last_step, trackers=trackers.open_trackers([name], run))
+        log.write(
+            last_step + 1, {"stage": "text", "kind": "train"}, {"reward/mean": 0.5, "kl/text": math.nan}
+        )
+        log.close()
+    found = [path for path in tmp_path.glob(left) if path.stat().st_size]
+    assert found, [str(path) for path in tmp_path.rglob("*")]
 
 
 def test_the_classes_are_those_of_accelerate() -> None:
