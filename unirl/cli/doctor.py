@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.machine_checks import Check, Status
+from unirl.cli.check import Check, Status
 from unirl.cli.output import AsJson, counted
 
 __all__ = ["doctor"]

@@ -45,7 +45,7 @@ def train_tokenizer(
     Example: unirl tokenizer train data/store --out models/tokenizer --image-size 64 --steps 2000
     """
     from unirl.policies.image_tokenizer import ImageTokenizerConfig
-    from unirl.trainer import prepare
+    from unirl.trainer import model_training
     from unirl.trainer.recipe import TokenizerTraining
 
     training = TokenizerTraining(
@@ -55,7 +55,7 @@ def train_tokenizer(
         learning_rate=learning_rate,
     )
     with new_directory(out) as folder:
-        report = prepare.train_tokenizer(store, folder, where=where, training=training, seed=seed)
+        report = model_training.train_tokenizer(store, folder, where=where, training=training, seed=seed)
     text = (
         f"{out}: mean squared error {report.mean_squared_error:.4f}, "
         f"{report.codes_used} of {report.num_codes} codes used"
@@ -70,10 +70,10 @@ def encode(store: StorePath, tokenizer: TokenizerPath, as_json: AsJson = False) 
     """
     from storage import FeatureStore
     from unirl.policies.image_tokenizer import ImageTokenizer
-    from unirl.trainer import prepare
+    from unirl.trainer import model_training
     from unirl.trainer.prompts import CODES_COLUMN
 
-    prepare.encode_pictures(store, ImageTokenizer.load(_there(tokenizer)))
+    model_training.encode_pictures(store, ImageTokenizer.load(_there(tokenizer)))
     facts = {
         "store": str(store),
         "column": CODES_COLUMN,
@@ -99,13 +99,13 @@ def sft(
     """
     from storage import FeatureStore
     from unirl.policies.image_tokenizer import ImageTokenizer
-    from unirl.trainer import prepare
+    from unirl.trainer import model_training
     from unirl.trainer.recipe import SupervisedTraining
 
     captions = FeatureStore.open(store).select("caption <> ''").column("caption").to_pylist()
     training = SupervisedTraining(steps=steps, batch_size=batch_size, learning_rate=learning_rate)
     with new_directory(out) as folder:
-        report = prepare.train_policy(
+        report = model_training.train_policy(
             store,
             folder,
             tokenizer=ImageTokenizer.load(_there(tokenizer)),

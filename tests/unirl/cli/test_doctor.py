@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unirl.cli import machine_checks
+from unirl.cli import machine_checks, software_checks
 from unirl.cli.app import app
-from unirl.cli.machine_checks import Check, check_machine
+from unirl.cli.check import Check
+from unirl.cli.machine_checks import check_machine
 
 GIB = 1 << 30
 Usage = namedtuple("Usage", "total used free")
@@ -53,9 +54,9 @@ def test_json_and_text_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_package_of_another_version_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        machine_checks, "requires", lambda name: ["torch>=99", "nothing-like-it", "ray; extra == 'ray'"]
+        software_checks, "requires", lambda name: ["torch>=99", "nothing-like-it", "ray; extra == 'ray'"]
     )
-    check = machine_checks.check_requirements()
+    check = software_checks.check_requirements()
     assert check.status == "problem"
     assert (
         "wanted >=99" in check.found
@@ -65,16 +66,16 @@ def test_a_package_of_another_version_is_a_problem(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_extra_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "EXTRAS", {"lora": (("no_such_module",), "LoRA adapters")})
-    (check,) = machine_checks.check_extras()
+    monkeypatch.setattr(software_checks, "EXTRAS", {"lora": (("no_such_module",), "LoRA adapters")})
+    (check,) = software_checks.check_extras()
     assert (check.status, check.remedy) == ("note", "pip install 'unirl[lora]'")
 
 
 def test_two_builds_of_vllm_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "_version", lambda package: "1.0")
-    assert machine_checks.check_vllm(deep=False).status == "problem"
-    monkeypatch.setattr(machine_checks, "_version", lambda package: "")
-    assert "pip install 'unirl[vllm]'" in machine_checks.check_vllm(deep=False).remedy
+    monkeypatch.setattr(software_checks, "_version", lambda package: "1.0")
+    assert software_checks.check_vllm(deep=False).status == "problem"
+    monkeypatch.setattr(software_checks, "_version", lambda package: "")
+    assert "pip install 'unirl[vllm]'" in software_checks.check_vllm(deep=False).remedy
 
 
 def test_a_small_shared_memory_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:

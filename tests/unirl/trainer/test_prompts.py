@@ -9,7 +9,7 @@ import pytest
 
 from storage import FeatureStore
 from unirl.errors import ConfigError
-from unirl.trainer.prepare import encode_pictures
+from unirl.trainer.model_training import encode_pictures
 from unirl.trainer.prompts import PromptSource, all_prompts, select_prompts
 
 

@@ -11,9 +11,9 @@ from unirl.config import replace_settings
 from unirl.errors import ConfigError
 from unirl.rewards import Question
 from unirl.rewards.train_preference import reward_version
-from unirl.trainer.prepare import take_reward
 from unirl.trainer.recipe import ModelAlone
 from unirl.trainer.run_record import recipe_record
+from unirl.trainer.taken_models import take_reward
 
 
 def test_another_version_is_copied_into_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -21,7 +21,7 @@ def test_another_version_is_copied_into_the_run(tmp_path: Path, caplog: pytest.L
     model.mkdir()
     out.mkdir()
     Question(yes=("ja",)).save(model, training={"version": 3})
-    with caplog.at_level(logging.INFO, logger="unirl.trainer.prepare"):
+    with caplog.at_level(logging.INFO, logger="unirl.trainer.taken_models"):
         take_reward(model, out)
     assert Question.load(out) == Question(yes=("ja",))
     assert reward_version(out) == 3
