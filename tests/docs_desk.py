@@ -57,7 +57,7 @@ def make_files(desk: Path) -> None:
         (desk / "clips" / f"{number:04d}.mp4").write_bytes(make_clip(64 + number))
         (desk / "clips" / f"{number:04d}.txt").write_text("numbers go by")
     (desk / "prompts.txt").write_text("".join(f"{caption}\n" for caption in all_captions()[:40]))
-    (desk / "small.txt").write_text("".join(f"{setting}\n" for setting in SETTINGS))
+    (desk / "small.txt").write_text("".join(f"{it}\n" for it in SETTINGS if not it.startswith("data.")))
 
 
 def make_stores(desk: Path) -> None:
@@ -87,7 +87,6 @@ def make_models(desk: Path) -> None:
         torch.manual_seed(0)
         Qwen3ForCausalLM(config).save_pretrained(models / "qwen3")
     words.save_pretrained(models / "qwen3")
-    shutil.copytree(models / "reward", desk / "reward-2")
 
 
 def make_runs(desk: Path) -> None:

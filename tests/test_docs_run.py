@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,15 +119,18 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_a_page_runs_from_top_to_bottom(page: Path, desk: Path, part: Callable[[str], Path]) -> None:
+def test_a_page_runs_from_top_to_bottom(
+    page: Path, desk: Path, part: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in NEEDS.get(page.name, ()):
         shutil.copytree(part(name), desk, dirs_exist_ok=True)
-    names: dict[str, Any] = {"__name__": "page"}
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
     for block in runnable(page):
         if block.title:
             (desk / block.title).write_text(block.code)
         elif block.language == "python":
-            run_python(block.code, f"{page.name}: {block.first_line}", names)
+            run_python(block.code, f"{page.name}: {block.first_line}", vars(module))
         else:
             for command in commands(block):
                 if command.startswith("unirl reward train --pairs"):
@@ -139,7 +142,7 @@ def test_a_page_runs_from_top_to_bottom(page: Path, desk: Path, part: Callable[[
 def run_python(code: str, where: str, names: dict[str, Any]) -> None:
     """Run a program in the page's namespace, or the examples of a session with their answers."""
     if not code.startswith(">>> "):
-        exec(compile(code, where, "exec"), names)
+        exec(compile(code, where, "exec", dont_inherit=True), names)
         return
     session = doctest.DocTestParser().get_doctest(code, names, where, None, None)
     assert doctest.DocTestRunner().run(session).failed == 0, where
@@ -178,7 +181,7 @@ def run_command(command: str) -> SimpleNamespace:
 def run_program(words: list[str]) -> None:
     """`python FILE ARGUMENTS` or `python -c CODE`."""
     if words[0] == "-c":
-        exec(words[1], {"__name__": "__main__"})
+        exec(compile(words[1], "-c", "exec", dont_inherit=True), {"__name__": "__main__"})
         return
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")

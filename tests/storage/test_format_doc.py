@@ -18,7 +18,9 @@ DOC = Path(__file__).parents[2] / "docs" / "format.md"
 @pytest.fixture
 def reader(tmp_path):
     """The program at the end of docs/format.md, as a file."""
-    (program,) = re.findall(r'```python title="read_sample.py"\n(.*?)```', DOC.read_text(encoding="utf-8"), re.DOTALL)
+    (program,) = re.findall(
+        r'```python title="read_sample.py"\n(.*?)```', DOC.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert sum(bool(line.strip()) for line in program.splitlines()) <= 30
     assert set(re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)) == {
         "hashlib", "json", "sys", "pathlib", "lmdb", "pyarrow",

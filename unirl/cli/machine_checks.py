@@ -1,4 +1,4 @@
-"""What `unirl doctor` looks at: GPUs, cores, memory and disk. Every check says what to do where it is not good."""
+"""What `unirl doctor` looks at: GPUs, cores, memory, disk. Each check says what it found and what to do."""
 
 from __future__ import annotations
 
