@@ -20,6 +20,7 @@ from torch import Tensor
 
 __all__ = [
     "MODALITIES",
+    "CriticKind",
     "Direction",
     "Experience",
     "Judge",
@@ -34,6 +35,8 @@ __all__ = [
 
 Direction = Literal["text", "image"]
 """What the policy writes: "text" reads a picture and writes words, "image" reads words and draws."""
+CriticKind = Literal["shared", "own"]
+"""Where the critic's hidden states come from: the policy's trunk, or a trunk of its own."""
 MODALITIES: tuple[Direction, ...] = get_args(Direction)
 """What a token can be; `TokenOrigin.modality` holds places in this list."""
 

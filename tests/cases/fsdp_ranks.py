@@ -41,7 +41,7 @@ from unirl.trainer.row_batches import join_experiences
 from unirl.trainer.sharding import open_accelerator, prepare_policy, shard
 from unirl.trainer.stages import Stage
 from unirl.trainer.update import update_policy
-from unirl.types import Experience, Rollout, SamplingSettings, Scores
+from unirl.types import CriticKind, Experience, Rollout, SamplingSettings, Scores
 
 TESTS = Path(__file__).parents[1]
 TOY = SimpleNamespace(**runpy.run_path(str(TESTS / "toy.py")))
@@ -183,15 +183,24 @@ def of_one_process(policy: Policy, rollouts: Sequence[Rollout]) -> dict[str, Ten
     return one
 
 
-def check_gradients(distribution: Distribution) -> None:
+def with_own_critic() -> Policy:
+    policy = make_policy()
+    policy.take_critic("own")
+    with torch.no_grad():
+        policy.critic.head.value.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    return policy.to(torch.float64)
+
+
+def check_gradients(distribution: Distribution, make: Callable[[], Policy] = make_policy) -> None:
     """One batch == accumulated == all ranks, rollout by rollout and dealt out under a budget of tokens."""
     accelerator = open_accelerator(distribution)
-    rollouts = make_rollouts(make_policy())
-    wanted = of_one_process(make_policy(), rollouts)
+    rollouts = make_rollouts(make())
+    wanted = of_one_process(make(), rollouts)
     size = NUM_PROMPTS // accelerator.num_processes
     first = accelerator.process_index * size
-    policy = make_policy()
-    model = prepare_policy(accelerator, distribution, policy).model
+    policy = make()
+    kind: CriticKind = "own" if make is with_own_critic else "shared"
+    model = prepare_policy(accelerator, distribution, policy, critic=kind).model
     mine = experiences_of(accelerator, policy, rollouts[first : first + size], first)
     require_equal(gradients(accelerator, model, policy, mine), wanted)
     require_equal(gradients(accelerator, model, policy, mine, micro_batch_tokens=128), wanted)
@@ -203,6 +212,15 @@ def ddp_gradients(folder: Path) -> None:
 
 def fsdp2_gradients(folder: Path) -> None:
     check_gradients(Distribution(sharding="fsdp2"))
+
+
+def ddp_own_critic(folder: Path) -> None:
+    check_gradients(Distribution(), with_own_critic)
+
+
+def fsdp2_own_critic(folder: Path) -> None:
+    """Its layers are cut over the ranks and computed twice, as the policy's are."""
+    check_gradients(Distribution(sharding="fsdp2", checkpoint_activations=True), with_own_critic)
 
 
 def fsdp2_checkpointed(folder: Path) -> None:
@@ -430,7 +448,9 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     for check in (
         ddp_gradients,
         ddp_06,
+        ddp_own_critic,
         fsdp2_gradients,
+        fsdp2_own_critic,
         fsdp2_checkpointed,
         tied_embeddings,
         fsdp_01,

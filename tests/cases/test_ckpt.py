@@ -224,7 +224,10 @@ def test_ckpt_04_two_sharded_ranks_save_and_two_three_or_one_go_on(tmp_path: Pat
     """Weights and moments are the same on any number of ranks; generators go on, or are derived."""
     numbers, _ = run_ranks(tmp_path, "save", 2)
     assert numbers[0] != numbers[1]
-    files = json.loads((tmp_path / "step-00000003" / "state.json").read_text())["files"]
+    record = json.loads((tmp_path / "step-00000003" / "state.json").read_text())
+    files = record["files"]
+    # Each rank writes its part of the layer that is frozen, under the checksum of what it wrote.
+    assert len(record["frozen"]) == 2
     for kind in ("policy", "optimizer"):
         assert [name for name in files if name.startswith(kind)] == [
             f"{kind}.0000{rank}-of-00002.safetensors" for rank in (0, 1)
@@ -264,6 +267,28 @@ def test_ckpt_07_rotation_never_takes_the_best(tmp_path: Path) -> None:
     save(tmp_path / "b", 2, 3, keep=1)
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["step-00000001", "step-00000003"]
     assert what_is_resumed(tmp_path / "b") == 3
+
+
+def test_ckpt_07_without_a_judge_rotation_never_takes_the_one_of_most_reward(tmp_path: Path) -> None:
+    """A reward counts only where no judge could tell of any of them."""
+    policy, optimizer = policy_at(1)
+
+    def saved(folder: str, *judges: float | None) -> list[str]:
+        for step, (judge, reward) in enumerate(zip(judges, (0.3, 0.9, 0.5, None), strict=True), start=1):
+            save_checkpoint(
+                tmp_path / folder,
+                step=step,
+                model=policy,
+                optimizer=optimizer,
+                state={"step": step},
+                keep=1,
+                judge=judge,
+                reward=reward,
+            )
+        return sorted(path.name for path in (tmp_path / folder).iterdir())
+
+    assert saved("unjudged", None, None, None, None) == ["step-00000002", "step-00000004"]
+    assert saved("judged", 0.7, 0.1, None, None) == ["step-00000001", "step-00000004"]
 
 
 def test_ckpt_07_rotation_never_takes_the_one_that_was_resumed(tmp_path: Path) -> None:

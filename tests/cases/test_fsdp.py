@@ -23,7 +23,8 @@ from unirl.trainer.sharding import prepare_policy, require_fit
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TWO_RANKS = (
-    *("ddp_gradients", "ddp_06", "fsdp2_gradients", "fsdp2_checkpointed", "tied_embeddings"),
+    *("ddp_gradients", "ddp_06", "ddp_own_critic"),
+    *("fsdp2_gradients", "fsdp2_own_critic", "fsdp2_checkpointed", "tied_embeddings"),
     *("fsdp_01", "fsdp_03", "fsdp_06", "fsdp_07", "bf16"),
 )
 
@@ -62,7 +63,11 @@ def require(two_ranks: tuple[Path, str], check: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "check", ["ddp_gradients", "fsdp2_gradients", "fsdp2_checkpointed", "tied_embeddings"]
+    "check",
+    [
+        *("ddp_gradients", "fsdp2_gradients", "fsdp2_checkpointed", "tied_embeddings"),
+        *("ddp_own_critic", "fsdp2_own_critic"),
+    ],
 )
 def test_the_gradient_of_one_batch_is_that_of_two_ranks(two_ranks: tuple[Path, str], check: str) -> None:
     """Actor and critic, float64, responses of 1 to 41 tokens, one micro-batch masked as a whole."""

@@ -52,9 +52,11 @@ def main() -> None:
         update(policy, optimizer)
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(accelerator.process_index)
+        policy.lm.model.layers[0].requires_grad_(False)
         keeper.save(step=STEP)
         keeper.finish()
     else:
+        policy.lm.model.layers[0].requires_grad_(False)
         keeper.resume()
         keeper.start()
     numbers = [float(torch.rand(1)), float(np.random.rand()), random.random()]

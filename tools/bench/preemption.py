@@ -58,7 +58,7 @@ def main() -> None:
         stopped = interrupt(here, signal.SIGTERM, signals, trained_s, command)
         killed = interrupt(here, signal.SIGKILL, signals, trained_s, command)
     path = write_results(
-        "preemption",
+        "preemption" if options.ranks == 1 else f"preemption_{options.ranks}_ranks",
         rows(stopped, killed),
         notes=[
             f"The shapes recipe, {options.ranks} ranks, {trained_s:.0f} s of training in peace. Signals come "

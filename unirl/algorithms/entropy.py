@@ -21,8 +21,9 @@ class AdaptiveEntropy:
 
     Example: `AdaptiveEntropy(value=0.0, target=2.0, step=0.005).update(1.5).value` is 0.005.
 
-    Source: He et al. 2025, "Skywork Open Reasoner 1 Technical Report", arXiv:2505.22312, adaptive entropy
-    control. Written from the description of the rule; the paper's text was not compared.
+    Source: He et al. 2025, "Skywork Open Reasoner 1 Technical Report", arXiv:2505.22312, sec. 3.2.5, eq. 3.2,
+    compared with its text: the rule is the same, also where entropy is the target. The equation has no lower
+    bound; the coefficient of eq. 3.1 is 0 or more, so value stops at 0 here.
     """
 
     value: float

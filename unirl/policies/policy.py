@@ -21,10 +21,9 @@ from unirl.algorithms.sampling import token_logprobs
 from unirl.errors import ConfigError
 from unirl.policies.adapters import merged_weights
 from unirl.policies.chunks import score_in_chunks
-from unirl.policies.critic import ValueHead
-from unirl.policies.sharded_tensors import whole
+from unirl.policies.critic import OwnCritic, ValueHead, run_trunk
 from unirl.policies.vocabulary import JointVocabulary
-from unirl.types import Direction, Prompt
+from unirl.types import CriticKind, Direction, Prompt
 
 __all__ = ["Policy", "PolicyOutput", "left_pad", "silence_dropout"]
 
@@ -54,7 +53,7 @@ class Policy(nn.Module, ABC):
 
     lm: PreTrainedModel
     vocabulary: JointVocabulary
-    critic: ValueHead
+    critic: ValueHead | OwnCritic
     logits_chunk: int
     """Positions, rows times response tokens, whose logits `forward` holds at once; 0 holds all."""
 
@@ -111,14 +110,7 @@ class Policy(nn.Module, ABC):
             positions: int64 (B, T).
             cache: Of transformers; the new keys and values are added to it.
         """
-        hidden: Tensor = self.trunk(
-            inputs_embeds=embeds,
-            attention_mask=attention_mask.long() if attention_mask.ndim == 2 else attention_mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
-        return hidden
+        return run_trunk(self.trunk, embeds, attention_mask=attention_mask, positions=positions, cache=cache)
 
     @abstractmethod
     def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
@@ -248,16 +240,16 @@ class Policy(nn.Module, ABC):
             with_values: Ask the critic. Without it values are 0, with a gradient of 0 for the critic.
         """
         responses = input_ids[:, prompt_length:]
-        hidden = self._behind_prompt(input_ids, attention_mask, prompt_length, pictures)
+        vectors = self.embed(input_ids, pictures)
+        hidden = self._behind_prompt(vectors, attention_mask, prompt_length)
         uncond = None
         if unconditional is not None:
             ids, mask = unconditional
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_uncond):
                 uncond = self._behind_prompt(
-                    torch.cat([ids, responses], dim=1),
+                    self.embed(torch.cat([ids, responses], dim=1)),
                     torch.cat([mask, attention_mask[:, prompt_length:]], dim=1),
                     ids.shape[1],
-                    None,
                 )
         allowed = self.allowed(direction)
         allowed = allowed[: hidden.shape[1]] if allowed.ndim == 2 else allowed
@@ -277,21 +269,37 @@ class Policy(nn.Module, ABC):
 
         logprobs, entropy = score_in_chunks(score, hidden, uncond, positions=self.logits_chunk)
         if with_values:
-            values = self.critic(hidden)
+            values = self._values(hidden, vectors, attention_mask, prompt_length)
         else:
             # One position: ranks wait for a gradient of every parameter.
-            values = (0.0 * self.critic(hidden[:1, :1])).expand(hidden.shape[:2])
+            values = self._values(hidden[:1, :1], hidden[:1, :1], attention_mask.new_ones(1, 1), 0)
+            values = (0.0 * values).expand(hidden.shape[:2])
         return PolicyOutput(logprobs=logprobs, entropy=entropy, values=values)
 
-    def _behind_prompt(
-        self, ids: Tensor, mask: Tensor, prompt_length: int, pictures: Tensor | None
-    ) -> Tensor:
+    def _behind_prompt(self, vectors: Tensor, mask: Tensor, prompt_length: int) -> Tensor:
         """Hidden states (B, T, D) that the T response tokens are drawn from."""
-        return self.backbone(
-            self.embed(ids, pictures),
-            attention_mask=mask,
-            positions=(mask.long().cumsum(dim=1) - 1).clamp_(min=0),
-        )[:, prompt_length - 1 : -1]
+        hidden = self.backbone(vectors, attention_mask=mask, positions=_positions(mask))
+        return hidden[:, prompt_length - 1 : -1]
+
+    def _values(self, hidden: Tensor, vectors: Tensor, mask: Tensor, prompt_length: int) -> Tensor:
+        """Values (B, T) off the policy's hidden states, or off the critic's own. Neither is moved by them."""
+        if isinstance(self.critic, OwnCritic):
+            values: Tensor = self.critic(
+                vectors, attention_mask=mask, positions=_positions(mask), behind=prompt_length
+            )
+        else:
+            values = self.critic(hidden.detach())
+        return values
+
+    def take_critic(self, kind: CriticKind) -> None:
+        """Have a critic of this kind: the one that is there, if it is, or a new one.
+
+        A new one of its own begins with the policy's trunk as it is now. Before sharding.
+        """
+        wanted, width = OwnCritic if kind == "own" else ValueHead, self.decoder_config.hidden_size
+        if not isinstance(self.critic, wanted):
+            own = OwnCritic(self.trunk, width=width) if kind == "own" else ValueHead(width)
+            self.critic = own.to(self.device).eval()
 
     def apart(self) -> list[nn.Module]:
         """Modules that `forward` does not run, such as a picture model: each is called by itself."""
@@ -304,6 +312,10 @@ class Policy(nn.Module, ABC):
     def trained_parameters(self) -> list[nn.Parameter]:
         """What the actor's optimizer takes. The critic's parameters are not among them."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """What the critic's optimizer takes."""
+        return [parameter for parameter in self.critic.parameters() if parameter.requires_grad]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors as a checkpoint of transformers has them, with a tied head a second time.
@@ -323,7 +335,7 @@ class Policy(nn.Module, ABC):
             is_writer: False on ranks that only help to gather sharded weights.
         """
         weights = dict(self.weights())
-        critic = {name: whole(tensor) for name, tensor in self.critic.state_dict().items()}
+        critic = dict(merged_weights(self.critic))
         if not is_writer:
             return
         directory.mkdir(parents=True, exist_ok=True)
@@ -333,8 +345,15 @@ class Policy(nn.Module, ABC):
 
     def _load_critic(self, directory: Path) -> Self:
         if (directory / CRITIC_FILE).is_file():
-            self.critic.load_state_dict(load_file(directory / CRITIC_FILE))
+            tensors = load_file(directory / CRITIC_FILE)
+            self.take_critic("own" if any(name.startswith("trunk.") for name in tensors) else "shared")
+            self.critic.load_state_dict(tensors)
         return self
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Number of each token in its row, int64; padding on the left has that of the first."""
+    return (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
 
 
 def silence_dropout(model: nn.Module) -> None:

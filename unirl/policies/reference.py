@@ -12,6 +12,7 @@ from transformers import Cache, PretrainedConfig
 
 from unirl.errors import ConfigError
 from unirl.policies.adapters import adapters_off, has_adapters
+from unirl.policies.critic import ValueHead
 from unirl.policies.policy import Policy, PolicyOutput
 from unirl.types import Direction, Prompt
 
@@ -22,9 +23,13 @@ def reference_of(policy: Policy) -> Policy:
     """The policy as it is now, frozen.
 
     With LoRA it is the base model with the adapters off: the weights are the policy's own, not a second copy,
-    and they never change. Without it is a copy.
+    and they never change. Without it is a copy, whose critic knows nothing: nobody asks it.
     """
-    return BaseReference(policy) if has_adapters(policy.lm) else deepcopy(policy).requires_grad_(False)
+    if has_adapters(policy.lm):
+        return BaseReference(policy)
+    critic = policy.critic
+    copy = deepcopy(policy, {id(critic): ValueHead(critic.width).to(policy.device)})
+    return copy.requires_grad_(False)
 
 
 class BaseReference(Policy):
@@ -96,9 +101,9 @@ class BaseReference(Policy):
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> PolicyOutput:
-        """Score responses as the base model does; no gradient."""
+        """Score responses as the base model does; no gradient, and no values."""
         with adapters_off(self.lm):
-            return cast(PolicyOutput, self._held[0](*args, **kwargs))
+            return cast(PolicyOutput, self._held[0](*args, **{**kwargs, "with_values": False}))
 
     def save(self, directory: Path, *, is_writer: bool = True) -> None:
         """Refused: the reference's weights are the policy's."""

@@ -3,7 +3,9 @@
 A checkpoint is a directory `checkpoints/step-00000042`: safetensors files of policy (with critic) and
 optimizer, one of each or one of each for every rank that holds a part; `rank-00000.json` with each rank's
 global generators; and `state.json` with everything else and the size and checksum of every file. It is
-written under another name and renamed when all of it is on the disk.
+written under another name and renamed when all of it is on the disk. What nothing trains, such as the model
+below LoRA adapters, lies once in `checkpoints/frozen`, in files that are called what their content's checksum
+is; every checkpoint names those that belong to it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from unirl.trainer.tensor_pieces import PieceReader, model_tensors, piece_of
 
 __all__ = [
     "FORMAT",
+    "FROZEN",
     "OPTIMIZER",
     "POLICY",
     "STATE",
@@ -38,14 +42,19 @@ __all__ = [
     "newest_checkpoint",
     "rank_file",
     "read_record",
+    "read_records",
     "rotate",
     "step_of",
 ]
 
 log = logging.getLogger("unirl.trainer.checkpoint")
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, FORMAT)
+"""Format 2 had frozen parameters among the others."""
 POLICY, OPTIMIZER, STATE = "policy", "optimizer", "state.json"
+FROZEN = "frozen"
+"""Folder beside the checkpoints, and what `state.json` calls the files in it."""
 NAME = re.compile(r"step-(\d{8})")
 
 
@@ -123,22 +132,31 @@ def read_record(path: Path, *, has_files: bool = True) -> dict[str, Any]:
     """
     try:
         record: dict[str, Any] = json.loads((path / STATE).read_text())
-        if record["format"] != FORMAT:
-            raise CheckpointError(f"{path}: format {record['format']}, this version reads {FORMAT}")
+        if record["format"] not in READABLE:
+            raise CheckpointError(f"{path}: format {record['format']}, this version reads up to {FORMAT}")
         is_same = record.pop("xxh3_128") == digest(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path}: {STATE} cannot be read ({error!r})") from error
     if not is_same:
         raise DamagedCheckpointError(f"{path / STATE}: changed since it was written")
-    for name, wanted in record["files"].items() if has_files else ():
-        file = path / name
-        if not file.is_file() or fingerprint(file) != wanted:
+    frozen = {path.parent / FROZEN / name: wanted for name, wanted in record.get(FROZEN, {}).items()}
+    for file, wanted in ({path / n: w for n, w in record["files"].items()} | frozen).items():
+        if has_files and (not file.is_file() or fingerprint(file) != wanted):
             raise DamagedCheckpointError(f"{file}: missing, cut short or changed since it was written")
     return record
 
 
+def read_records(*directories: Path) -> dict[Path, dict[str, Any]]:
+    """What the `state.json` of every checkpoint says, where it can be read; the files are not looked at."""
+    found = {}
+    for path in (path for directory in directories for path in _checkpoints(directory)):
+        with suppress(CheckpointError):
+            found[path] = read_record(path, has_files=False)
+    return found
+
+
 def rotate(directory: Path, *, newest: Path, keep: int) -> None:
-    """Drop checkpoints before the newest `keep`, but never the one that the judge liked best.
+    """Drop checkpoints before the newest `keep`, but never the best, see `_best`.
 
     Those of later steps go as well: they are damaged ones that a resume passed over, and the run went back
     behind them.
@@ -146,7 +164,7 @@ def rotate(directory: Path, *, newest: Path, keep: int) -> None:
     whole = _checkpoints(directory)
     position = whole.index(newest) + 1
     abandoned = whole[: max(position - keep, 0)] + whole[position:]
-    best = _best(whole[:position])
+    best = _best({p: r for p, r in read_records(directory).items() if p in whole[:position]})
     for path in abandoned:
         if path != best:
             shutil.rmtree(path)
@@ -176,7 +194,8 @@ def _fill_policy(path: Path, record: Mapping[str, Any], model: nn.Module) -> dic
     """Fill the model's tensors; returns them by name."""
     tensors = dict(model_tensors(model))
     try:
-        with PieceReader(_files(path, POLICY, record)) as reader:
+        frozen = [path.parent / FROZEN / name for name in sorted(record.get(FROZEN, {}))]
+        with PieceReader([*_files(path, POLICY, record), *frozen]) as reader:
             unknown = reader.shapes.keys() - tensors.keys()
             if unknown:
                 raise CheckpointError(f"{min(unknown)} is not known here")
@@ -205,17 +224,20 @@ def _fill_optimizer(
         optimizer.state[parameter][field] = value
 
 
-def _best(paths: Sequence[Path]) -> Path | None:
-    """Of the evaluated ones, the one with the highest judge; the newest of equals."""
-    judged: list[tuple[float, int, Path]] = []
-    for path in paths:
-        try:
-            judge = read_record(path, has_files=False)["judge"]
-        except CheckpointError:
-            continue
-        if judge is not None:
-            judged.append((judge, step_of(path), path))
-    return max(judged)[2] if judged else None
+def _best(records: Mapping[Path, Mapping[str, Any]]) -> Path | None:
+    """Of the evaluated ones, the one with the highest judge; the newest of equals.
+
+    Where the judge could tell nothing of any of them, the one with the highest reward.
+    """
+    for measure in ("judge", "reward"):
+        known = [
+            (record[measure], step_of(path), path)
+            for path, record in records.items()
+            if record.get(measure) is not None
+        ]
+        if known:
+            return max(known)[2]
+    return None
 
 
 def fingerprint(path: Path) -> Fingerprint:

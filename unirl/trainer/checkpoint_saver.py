@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from unirl.errors import CheckpointError
 from unirl.trainer.checkpoint import (
     FORMAT,
+    FROZEN,
     OPTIMIZER,
     POLICY,
     STATE,
@@ -35,6 +36,7 @@ from unirl.trainer.checkpoint import (
     rank_file,
     rotate,
 )
+from unirl.trainer.frozen_part import FrozenPart, is_frozen
 from unirl.trainer.host_copy import Fingerprint, HostCopy
 from unirl.trainer.rng_state import read_rng_state
 from unirl.trainer.tensor_pieces import model_tensors, optimizer_tensors, written_pieces
@@ -72,6 +74,7 @@ class CheckpointSaver:
         self._directories, self._keep, self._timeout_s = directories, keep, timeout_s
         self._rank, self._world_size = rank, world_size
         self._copies = {POLICY: HostCopy(), OPTIMIZER: HostCopy()}
+        self._frozen = FrozenPart()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._is_copied = threading.Event()
@@ -92,6 +95,7 @@ class CheckpointSaver:
         state: Mapping[str, Any],
         rng: Mapping[str, Any] | None = None,
         judge: float | None = None,
+        reward: float | None = None,
     ) -> None:
         """Begin to save. Waits where the checkpoint before is not written yet.
 
@@ -99,29 +103,43 @@ class CheckpointSaver:
 
         Args:
             step: Steps done; names the checkpoint.
-            model: Policy with critic; parameters and persistent buffers are saved.
+            model: Policy with critic; parameters and persistent buffers are saved, frozen parameters once.
             optimizer: Its tensors are saved; its settings are the run's.
             state: JSON values, the same on all ranks.
             rng: This rank's global generators, from `read_rng_state`; None reads them now.
-            judge: What the held-out judge says of this policy, if it was asked.
+            judge: What the held-out judge says of this policy, if it was asked and could tell.
+            reward: What the reward says of it, if it was asked.
 
         Raises:
             CheckpointError: If the one before could not be written.
         """
         self.finish()
-        tensors = {POLICY: model_tensors(model), OPTIMIZER: optimizer_tensors(model, optimizer)}
+        held = model_tensors(model)
+        tensors = {
+            POLICY: {name: tensor for name, tensor in held.items() if not is_frozen(tensor)},
+            OPTIMIZER: optimizer_tensors(model, optimizer),
+            FROZEN: {name: tensor for name, tensor in held.items() if is_frozen(tensor)},
+        }
         written = {kind: written_pieces(named, is_main=self._rank == 0) for kind, named in tensors.items()}
+        frozen = written.pop(FROZEN)
         # Where ranks hold parts, each writes files of its own; otherwise the first writes all there is.
-        is_whole = not any(metadata for _, metadata in written.values())
+        is_whole = not any(metadata for _, metadata in (frozen, *written.values()))
         suffix = ".safetensors" if is_whole else f".{self._rank:05d}-of-{self._world_size:05d}.safetensors"
         kinds = written if self._rank == 0 or not is_whole else ()
-        record = {"format": FORMAT, "step": step, "world_size": self._world_size, "judge": judge}
+        record = {
+            "format": FORMAT,
+            "step": step,
+            "world_size": self._world_size,
+            "judge": judge,
+            "reward": reward,
+        }
         self._num_saves += 1
         self.saved_step = step
         self._is_copied = threading.Event()
         self._writing = self._thread.submit(
             self._copy_and_write,
             {f"{kind}{suffix}": (self._copies[kind], *written[kind]) for kind in kinds},
+            frozen,
             self._is_copied,
             name=f"step-{step:08d}",
             attempt=self._num_saves,
@@ -169,12 +187,14 @@ class CheckpointSaver:
     def _copy_and_write(
         self,
         tensors: Mapping[str, tuple[HostCopy, dict[str, Tensor], dict[str, str]]],
+        frozen: tuple[dict[str, Tensor], dict[str, str]],
         is_copied: threading.Event,
         **about: Any,
     ) -> None:
         try:
             for copy, named, metadata in tensors.values():
                 copy.take(named, metadata=metadata)
+            self._frozen.take(frozen[0], metadata=frozen[1], directories=self._directories)
         finally:
             is_copied.set()
         self._write(files={name: copy for name, (copy, _, _) in tensors.items()}, **about)
@@ -205,16 +225,20 @@ class CheckpointSaver:
                     shutil.rmtree(staging, ignore_errors=True)
         if failed:
             raise CheckpointError("; ".join(failed))
+        self._frozen.release()
 
     def _write_part(self, staging: Path, files: Mapping[str, HostCopy], rng: Mapping[str, Any]) -> None:
         """Write this rank's files; where that fails, say so to the first rank."""
         staging.mkdir(parents=True, exist_ok=True)
         try:
-            needed, free = sum(copy.num_bytes for copy in files.values()), shutil.disk_usage(staging).free
+            needed = sum(copy.num_bytes for copy in files.values())
+            needed += self._frozen.missing_bytes(staging.parent)
+            free = shutil.disk_usage(staging).free
             if needed > free:
                 raise CheckpointError(f"{needed:,} bytes are needed and {free:,} are free")
+            frozen = self._frozen.write(staging.parent)
             prints = {file: copy.write(staging / file) for file, copy in files.items()}
-            _write_text(staging / rank_file(self._rank), {"files": prints, "rng": rng})
+            _write_text(staging / rank_file(self._rank), {"files": prints, FROZEN: frozen, "rng": rng})
         except (OSError, CheckpointError) as error:
             with suppress(OSError):
                 (staging / f"failed-{self._rank:05d}").write_text(str(error))
@@ -231,6 +255,7 @@ class CheckpointSaver:
                 raise CheckpointError("the first rank gave it up")
             return
         files: dict[str, Fingerprint] = {}
+        frozen: dict[str, Fingerprint] = {}
         for rank in range(self._world_size):
             part = staging / rank_file(rank)
             while not part.exists():
@@ -241,9 +266,11 @@ class CheckpointSaver:
                     f"rank {rank} wrote no part within {self._timeout_s:.0f} s; all ranks have to save, look "
                     "whether that one is alive",
                 )
-            files |= json.loads(part.read_text())["files"]
+            said_of = json.loads(part.read_text())
+            files |= said_of["files"]
+            frozen |= said_of[FROZEN]
             files[part.name] = fingerprint(part)
-        whole = {**record, "files": files}
+        whole = {**record, "files": files, FROZEN: frozen}
         _write_text(staging / STATE, {**whole, "xxh3_128": digest(whole)})
         _sync(staging)
         shutil.rmtree(final, ignore_errors=True)
@@ -265,6 +292,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
     judge: float | None = None,
+    reward: float | None = None,
 ) -> Path:
     """Write one checkpoint of a single process, and return its directory when it is whole.
 
@@ -274,7 +302,7 @@ def save_checkpoint(
     remove_leftovers(directory)
     saver = CheckpointSaver([directory], keep=keep)
     try:
-        saver.save(step=step, model=model, optimizer=optimizer, state=state, judge=judge)
+        saver.save(step=step, model=model, optimizer=optimizer, state=state, judge=judge, reward=reward)
         saver.finish()
     finally:
         saver.close()
@@ -286,6 +314,8 @@ def remove_leftovers(directory: Path) -> None:
     for path in directory.glob(".step-*.partial"):
         shutil.rmtree(path)
     for path in directory.glob(".step-*.abandoned"):
+        path.unlink()
+    for path in (directory / FROZEN).glob(".*.partial"):
         path.unlink()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,7 +18,14 @@ from unirl.trainer.distributed import gather_rows
 from unirl.trainer.stages import Stage
 from unirl.types import Direction, Judge, Prompt, Reward, Sample, SamplingSettings, Scores
 
-__all__ = ["Evaluation", "evaluate_policy", "evaluation_sampling"]
+__all__ = [
+    "Evaluation",
+    "Evaluator",
+    "Quality",
+    "evaluate_policy",
+    "evaluation_sampling",
+    "quality_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,26 @@ class Evaluation:
             "eval/reward_std": float(known.std()) if len(known) else float("nan"),
             "eval/num": float(len(self.samples)),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """By which policies of one run are compared: the judge, and the reward where no direction has a judge."""
+
+    judge: float | None = None
+    """Mean over the directions that have one; None if none has, or none was asked."""
+    reward: float | None = None
+    """Mean over the directions; None if none was scored."""
+
+
+def quality_of(evaluations: Iterable[Evaluation]) -> Quality:
+    """What evaluations of one policy, one for each direction, say of it."""
+    found = list(evaluations)
+    judge, reward = (
+        _mean(np.array(values, dtype=np.float64))
+        for values in ([e.accuracy for e in found], [e.reward for e in found])
+    )
+    return Quality(judge=None if np.isnan(judge) else judge, reward=None if np.isnan(reward) else reward)
 
 
 def evaluation_sampling(stages: Sequence[Stage], direction: Direction) -> SamplingSettings:
@@ -121,6 +148,42 @@ def evaluate_policy(
         ),
         judgements=np.concatenate([part[3] for part in parts])[order],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Evaluates the policy of a run, in the same way each time."""
+
+    accelerator: Accelerator
+    engine: RolloutEngine
+    """Samples with the weights that it was last synced to."""
+    policy: Policy
+    tokenizer: ImageTokenizer
+    prompts: Mapping[Direction, Sequence[Prompt]]
+    """Held-out prompts, by direction."""
+    reward_of: Callable[[Direction], Reward]
+    judge: Judge
+    stages: Sequence[Stage]
+    """Of the run: they say how long a text may be and how drawings are guided."""
+    seed: int
+    may_stop: Callable[[], AbstractContextManager[None]]
+    """Opens the block in which work is done, see `evaluate_policy`."""
+
+    def evaluate(self, direction: Direction) -> Evaluation:
+        """Judge one direction on its held-out prompts."""
+        return evaluate_policy(
+            self.accelerator,
+            self.policy,
+            self.tokenizer,
+            self.prompts[direction],
+            self.reward_of(direction),
+            self.judge,
+            engine=self.engine,
+            sampling=evaluation_sampling(self.stages, direction),
+            seed=self.seed,
+            max_words=max(stage.max_words for stage in self.stages),
+            may_stop=self.may_stop,
+        )
 
 
 def _mean(values: np.ndarray) -> float:

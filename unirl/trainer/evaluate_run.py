@@ -106,6 +106,7 @@ def _policy(recipe: Recipe, run: Path, weights: str) -> tuple[str, Policy]:
     path = _checkpoint(run, weights)
     if recipe.lora_rank:
         add_adapters(policy.lm, rank=recipe.lora_rank, seed=recipe.settings.seed)
+    policy.take_critic(recipe.settings.critic)
     load_policy_weights(path, model=policy)
     return f"checkpoint {path.name}", policy
 

@@ -85,23 +85,33 @@ class HostCopy:
                 target.copy_(tensor, non_blocking=on_device)
                 start = end
 
+    def fingerprint(self) -> Fingerprint:
+        """Size and checksum of the file, which need not be written."""
+        digest = xxhash.xxh3_128()
+        for block in self._blocks():
+            digest.update(block)
+        return {"bytes": self.num_bytes, "xxh3_128": digest.hexdigest()}
+
     def write(self, path: Path) -> Fingerprint:
         """Write the file and see it to the disk; the size and checksum are those of what was meant.
 
         Raises:
             OSError: If it cannot be written.
         """
-        digest = xxhash.xxh3_128(self._header)
-        data = self._buffer.numpy().data[: self._num_bytes]
+        digest = xxhash.xxh3_128()
         with path.open("wb") as file:
-            file.write(self._header)
-            for start in range(0, self._num_bytes, BLOCK_BYTES):
-                block = data[start : start + BLOCK_BYTES]
+            for block in self._blocks():
                 file.write(block)
                 digest.update(block)
             file.flush()
             os.fsync(file.fileno())
         return {"bytes": self.num_bytes, "xxh3_128": digest.hexdigest()}
+
+    def _blocks(self) -> Iterator[bytes | memoryview]:
+        yield self._header
+        data = self._buffer.numpy().data[: self._num_bytes]
+        for start in range(0, self._num_bytes, BLOCK_BYTES):
+            yield data[start : start + BLOCK_BYTES]
 
 
 @contextmanager

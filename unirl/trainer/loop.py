@@ -2,67 +2,50 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 from torch import Tensor
 
 from storage import View
-from unirl.algorithms import add_metrics, learning_rate_factor, mean_metrics
+from unirl.algorithms import add_metrics, mean_metrics
 from unirl.errors import AlarmError, CheckpointError
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.policies.policy import Policy, PolicyOutput
 from unirl.rollout.engine import RolloutEngine
 from unirl.rollout.native import NativeEngine
-from unirl.trainer.alarms import Alarm, AlarmWatch
-from unirl.trainer.algorithms import ALGORITHMS
 from unirl.trainer.collect import make_experience
-from unirl.trainer.distributed import gather_rows, reduce_metrics
-from unirl.trainer.evaluate import Evaluation, evaluate_policy, evaluation_sampling
-from unirl.trainer.experience import ExperienceLog, Row, evaluation_rows, experience_rows
-from unirl.trainer.metrics import MetricsLog
+from unirl.trainer.distributed import reduce_metrics
+from unirl.trainer.evaluate import Evaluation, Evaluator, quality_of
 from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
 from unirl.trainer.offline import reused_metrics
+from unirl.trainer.optimizer import set_learning_rates
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
 from unirl.trainer.rank_failure import FailureWatch
 from unirl.trainer.reference_refresh import (
     is_refresh_due,
     load_reference,
-    refresh_reference,
+    move_reference,
     require_movable,
-    save_reference,
 )
 from unirl.trainer.run_directory import RunDirectory
-from unirl.trainer.sample_statistics import sample_metrics
+from unirl.trainer.run_log import RunLog
 from unirl.trainer.sharding import prepare_policy, reference_on_device
 from unirl.trainer.stage_checks import check_stages
 from unirl.trainer.stage_rewards import StageRewards
 from unirl.trainer.stage_run import open_stages, start_anew
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage
 from unirl.trainer.state_keeper import Position, StateKeeper
-from unirl.trainer.step_metrics import measure, resident_bytes, rollout_metrics, row_metrics, tokens_per_s
+from unirl.trainer.step_metrics import measure, resident_bytes, rollout_metrics, tokens_per_s
 from unirl.trainer.step_samples import StepSampler
-from unirl.trainer.stopping import StageEnd
-from unirl.trainer.trackers import named_trackers, open_trackers
 from unirl.trainer.update import update_policy
-from unirl.types import (
-    Direction,
-    Experience,
-    Judge,
-    Prompt,
-    Reward,
-    Sample,
-)
+from unirl.types import Direction, Experience, Judge, Prompt, Reward
 
 __all__ = ["Progress", "StopAsked", "Trainer"]
-
-log = logging.getLogger("unirl.trainer")
 
 Progress = Callable[[str, int, int, Mapping[str, float]], None]
 """Called after each step with the stage's name, steps done in it, its number of steps, and the metrics."""
@@ -121,29 +104,20 @@ class Trainer:
             num_prompts={name: len(view) for name, view in prompts.items()},
         )
         self.run_directory, self.stages, self.settings = run, stages, settings
-        self.tokenizer, self.judge = tokenizer, judge
+        self.accelerator, self.on_step, self.policy = accelerator, on_step, policy
         self.rewards = StageRewards(reward, stage_rewards or {}, stages)
-        self.evaluation_prompts, self.accelerator, self.on_step = evaluation_prompts, accelerator, on_step
-        self.policy = policy
         policy.logits_chunk = settings.logits_chunk
         require_movable(policy, stages)
         self.engine: RolloutEngine = engine or NativeEngine(policy, own_weights=accelerator.is_fsdp2)
         self.model, self.optimizer, self.reference = prepare_policy(
-            accelerator, settings.distribution, policy
+            accelerator, settings.distribution, policy, critic=settings.critic
         )
         self.failures = FailureWatch(accelerator)
         self.position = Position()
         self.runs = open_stages(
-            stages,
-            settings,
-            prompts,
-            warm_up,
-            image_size=tokenizer.image_size,
-            accelerator=accelerator,
+            stages, settings, prompts, warm_up, image_size=tokenizer.image_size, accelerator=accelerator
         )
         self.stop = stop or StopRequest(grace_s=settings.stop_grace_s)
-        self.experience = self.metrics = None
-        self.watch = AlarmWatch(settings.alarms)
         self.keeper = StateKeeper(
             run.checkpoints,
             settings,
@@ -157,22 +131,30 @@ class Trainer:
         self.sampler = StepSampler(
             self.engine, policy, tokenizer, self.rewards, settings, self.keeper, self.failures
         )
+        self.evaluator = Evaluator(
+            accelerator=accelerator,
+            engine=self.engine,
+            policy=policy,
+            tokenizer=tokenizer,
+            prompts=evaluation_prompts,
+            reward_of=self.rewards.of_direction,
+            judge=judge,
+            stages=stages,
+            seed=settings.seed,
+            may_stop=self.keeper.may_stop,
+        )
         state = self.keeper.resume()
         self._is_new = state is None
         if state is not None:
             self._restore(state)
-        if accelerator.is_main_process:
-            length = max(policy.max_response_length(d, s.max_words) for s in stages for d in s.directions)
-            self.experience = ExperienceLog(run.experience, length=length)
-            self.experience.restore(0 if state is None else state["experience_snapshot"])
-            self.metrics = MetricsLog(
-                run.path,
-                last_step=-1 if state is None else self.position.step,
-                num_lines=None if state is None else state["metrics_lines"],
-                trackers=open_trackers(named_trackers(), run.path),
-            )
-            for line in self.metrics.lines():
-                self.watch.see(line)
+        self.run_log = RunLog(
+            run,
+            accelerator,
+            self.position,
+            alarms=settings.alarms,
+            length=max(policy.max_response_length(d, s.max_words) for s in stages for d in s.directions),
+            state=state,
+        )
 
     def train(self) -> None:
         """Train every stage that is left; a finished run returns at once.
@@ -192,8 +174,7 @@ class Trainer:
                 raise StopAsked(f"{place} not saved: {why}") from None
         for run in self.runs:
             run.close()
-        if self.metrics is not None:
-            self.metrics.close()
+        self.run_log.close()
 
     def _train(self) -> None:
         if self._is_new:
@@ -217,8 +198,7 @@ class Trainer:
         self.position.is_evaluation_due = True
         self.runs[self.position.stage].stopping.see_step(metrics["kl/reference"])
         metrics |= {"time/step_s": elapsed, "memory/rss_bytes": resident_bytes()}
-        labels = {"stage": stage.name, "direction": stage.direction, "kind": "train"}
-        self._log(labels, metrics)
+        self.run_log.step(stage, metrics)
         self.on_step(stage.name, self.position.stage_step, stage.steps, metrics)
 
     def _step(self, stage: Stage) -> dict[str, float]:
@@ -229,7 +209,7 @@ class Trainer:
         with measure(phases, "sync"):
             self.engine.sync(self.policy, self.position.step)
         drawn, drawing = self.sampler.draw(run, self.position, phases)
-        reused = self.sampler.reuse(run, self.position, self.experience)
+        reused = self.sampler.reuse(run, self.position, self.run_log.experience)
         with (
             measure(phases, "experience"),
             reference_on_device(self.accelerator, self.settings.distribution, self.reference),
@@ -259,16 +239,14 @@ class Trainer:
                 critic_only=critic_only,
             )
         with measure(phases, "log"):
-            rows = self._remember(stage, fresh, drawn.samples)
+            shown = self.run_log.samples(
+                self.policy, stage, fresh, drawn.samples, micro_prompts=self.settings.micro_prompts
+            )
         updated |= reused_metrics(experiences[len(fresh) :], step=self.position.step)
         metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)}) | drawing
         if stage.importance != "none":
             metrics["importance/effective_fraction"] = effective_fraction(metrics)
-        metrics |= row_metrics(rows) | sample_metrics(rows) | phases
-        metrics["time/rollout_tokens_per_s"] = tokens_per_s(fresh)
-        metrics |= run.coefficients.metrics(now)
-        if stage.success_window is not None:
-            metrics["curriculum/kept_fraction"] = run.curriculum.kept_fraction
+        metrics |= shown | phases | {"time/rollout_tokens_per_s": tokens_per_s(fresh)} | run.metrics(now)
         if not critic_only:
             run.coefficients.adapt(seen)
         return metrics
@@ -276,24 +254,23 @@ class Trainer:
     def _begin_step(self, stage: Stage) -> None:
         """Learning rates, what the stage does not carry over, and the reference where it is to move."""
         step, stage_step = self.position.step, self.position.stage_step
-        self._set_learning_rates(stage)
+        set_learning_rates(self.optimizer, stage, stage_step=stage_step)
         self.runs[self.position.stage].choose_prompts(
-            self.accelerator, self.experience, step=step, stage_step=stage_step
+            self.accelerator, self.run_log.experience, step=step, stage_step=stage_step
         )
         if stage_step == 0 and self.position.stage > 0:
             self.keeper.wait_for_copy()
             start_anew(self.policy, self.optimizer.optimizer, stage)
         if is_refresh_due(stage, stage_step=stage_step, is_first_stage=self.position.stage == 0):
-            refresh_reference(self.reference, self.policy)
-            self.position.reference_step = step
-            settings = self.settings
-            save_reference(
+            move_reference(
                 self.run_directory.references,
                 self.reference,
+                self.policy,
                 step=step,
-                oldest=step - settings.checkpoint_every * (settings.keep_checkpoints + 1),
+                named=self.keeper.named_references(),
                 is_main=self.accelerator.is_main_process,
             )
+            self.position.reference_step = step
 
     def _look(
         self, stage: Stage, experiences: Sequence[Experience], outputs: Sequence[PolicyOutput]
@@ -311,47 +288,25 @@ class Trainer:
             )
         return seen
 
-    def _remember(
-        self, stage: Stage, experiences: Sequence[Experience], samples: Sequence[Sequence[Sample]]
-    ) -> list[Row]:
-        """Write the samples of all ranks to the experience store; returns their rows."""
-        step = self.position.step + 1
-        labels: dict[str, str | int] = {"stage": stage.name, "step": step, "policy_version": step - 1}
-        size = self.settings.micro_prompts
-        first = self._first_prompt(size * len(experiences))
-        mine = [
-            row
-            for i, (experience, part) in enumerate(zip(experiences, samples, strict=True))
-            for row in experience_rows(self.policy, experience, part, labels, first_prompt=first + i * size)
-        ]
-        rows = gather_rows(self.accelerator, mine)
-        if self.experience is not None:
-            self.experience.write(rows, message=f"stage {stage.name}, step {step}")
-        return rows
-
-    def _first_prompt(self, prompts_per_rank: int) -> int:
-        """Number within the step, over all ranks, of this rank's first prompt."""
-        return int(self.accelerator.process_index * prompts_per_rank)
-
     def _after_step(self, stage: Stage) -> None:
+        """Evaluate, end the stage and save, each where it is due."""
         done, every = self.position.stage_step, self.settings.evaluate_every
         self.keeper.mark()
         self.keeper.look()
-        stopping, judged = self.runs[self.position.stage].stopping, dict[Direction, float]()
+        stopping, evaluations = self.runs[self.position.stage].stopping, dict[Direction, Evaluation]()
         if every and done % every == 0:
-            judged = self._evaluate(stage.name)
-            stopping.see_judge([judged[d] for d in stage.directions if d in judged])
+            evaluations = self._evaluate(stage.name)
+            stopping.see_judge([evaluations[d].accuracy for d in stage.directions if d in evaluations])
         end = stopping.end(done)
         if end is not None:
-            judged = judged or self._evaluate(stage.name)
-            self._log_end(stage, end)
+            evaluations = evaluations or self._evaluate(stage.name)
+            self.run_log.end_of_stage(stage, end)
             self.position.stage, self.position.stage_step = self.position.stage + 1, 0
         self.position.is_evaluation_due = False
         self.keeper.mark()
-        alarms = self._alarms_that_stop()
+        alarms = self.run_log.alarms_of_step() if self.settings.alarms.stop else []
         if self.keeper.is_due(self.position.step) or alarms or end is not None:
-            judge = float(np.mean(list(judged.values()))) if judged else None
-            self.keeper.save(step=self.position.step, judge=judge)
+            self.keeper.save(step=self.position.step, quality=quality_of(evaluations.values()))
         if self.keeper.is_stop_asked():
             raise Interrupted
         if alarms:
@@ -361,88 +316,23 @@ class Trainer:
                 "started again, the run goes on until the next alarm"
             )
 
-    def _alarms_that_stop(self) -> list[str]:
-        """What the alarms of the step just done say, on every rank, where alarms stop the run."""
-        if not self.settings.alarms.stop:
-            return []
-        raised = [alarm.message for alarm in self.watch.raised if alarm.step == self.position.step]
-        return list(gather_rows(self.accelerator, raised))
-
-    def _evaluate(self, name: str) -> dict[Direction, float]:
-        """Judge both directions on the held-out prompts; return the share that the judge accepts."""
-        judged: dict[Direction, float] = {}
+    def _evaluate(self, name: str) -> dict[Direction, Evaluation]:
+        """Judge all directions on the held-out prompts."""
         started = time.perf_counter()
         self.engine.sync(self.policy, self.position.step)
-        for direction, prompts in self.evaluation_prompts.items():
-            evaluation = evaluate_policy(
-                self.accelerator,
-                self.policy,
-                self.tokenizer,
-                prompts,
-                self.rewards.of_direction(direction),
-                self.judge,
-                engine=self.engine,
-                sampling=evaluation_sampling(self.stages, direction),
-                seed=self.settings.seed,
-                max_words=max(stage.max_words for stage in self.stages),
-                may_stop=self.keeper.may_stop,
-            )
-            self._record_evaluation(name, direction, evaluation)
-            judged[direction] = evaluation.accuracy
+        found: dict[Direction, Evaluation] = {}
+        for direction in self.evaluator.prompts:
+            found[direction] = self.evaluator.evaluate(direction)
+            self.run_log.evaluation(name, direction, found[direction])
         self.position.wall_s += time.perf_counter() - started
-        return judged
-
-    def _record_evaluation(self, name: str, direction: Direction, evaluation: Evaluation) -> None:
-        step = self.position.step
-        labels: dict[str, str | int] = {"stage": name, "step": step, "policy_version": step}
-        rows = evaluation_rows(evaluation, labels, f"{name}/{direction}")
-        self._log(
-            {"stage": name, "direction": direction, "kind": "eval"}, evaluation.metrics | sample_metrics(rows)
-        )
-        if self.experience is not None:
-            self.experience.write(rows, message=f"evaluation {name}, {direction}")
-
-    def _log(self, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
-        if self.metrics is None:
-            return
-        place = {"stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)}
-        line = self.metrics.write(self.position.step, {**labels, **place}, values)
-        for alarm in self.watch.see(line):
-            self._raise_alarm(alarm)
-
-    def _raise_alarm(self, alarm: Alarm) -> None:
-        log.warning("alarm %s, stage %s: %s", alarm.name, alarm.stage, alarm.message)
-        if self.metrics is not None:
-            place = {"stage_step": self.position.stage_step, "wall_s": round(self.position.wall_s, 3)}
-            about = {"stage": alarm.stage, "direction": alarm.direction, "kind": "alarm"}
-            words = {"alarm": alarm.name, "message": alarm.message}
-            self.metrics.write(self.position.step, {**about, **words, **place}, alarm.evidence)
-
-    def _log_end(self, stage: Stage, end: StageEnd) -> None:
-        """Say why a stage ended, and write it down where it was not for its number of steps."""
-        log.info("stage %s ends after step %d: %s", stage.name, self.position.stage_step, end.message)
-        if end.reason == "steps":
-            return
-        about = {"stage": stage.name, "direction": stage.direction, "kind": "end"}
-        self._log({**about, "reason": end.reason, "message": end.message}, {})
-
-    def _set_learning_rates(self, stage: Stage) -> None:
-        factor = learning_rate_factor(
-            self.position.stage_step,
-            warmup_steps=stage.warmup_steps,
-            total_steps=max(stage.steps, stage.warmup_steps),
-        )
-        critic_rate = stage.critic_learning_rate if ALGORITHMS[stage.algorithm].uses_critic else 0.0
-        for group, rate in zip(self.optimizer.param_groups, (stage.learning_rate, critic_rate), strict=True):
-            group["lr"] = factor * rate
+        return found
 
     def _state(self) -> dict[str, Any]:
         """Everything but weights, optimizer and generators, as JSON values."""
         return {
             "position": asdict(self.position),
             "stages": [run.state_dict() for run in self.runs],
-            "experience_snapshot": self.experience.snapshot_id if self.experience else None,
-            "metrics_lines": self.metrics.num_lines if self.metrics else None,
+            **self.run_log.state_dict(),
             "reward": self.rewards.state_dict(),
         }
 
@@ -455,15 +345,4 @@ class Trainer:
         self.rewards.load_state_dict(state["reward"])
 
     def _tell_unsaved(self, error: CheckpointError) -> None:
-        """Training goes on without the checkpoint, and says so."""
-        stage = self.stages[min(self.position.stage, len(self.stages) - 1)]
-        message = f"a checkpoint could not be written, training goes on: {error}"
-        self._raise_alarm(
-            Alarm(
-                name="checkpoint",
-                stage=stage.name,
-                direction=stage.direction,
-                step=self.position.step,
-                message=message,
-            )
-        )
+        self.run_log.unsaved(self.stages[min(self.position.stage, len(self.stages) - 1)], error)

@@ -121,6 +121,8 @@ class TrainingPlan:
     """c: 2 in mixed precision."""
     trained_parameters: int | None = None
     """None trains all, against a copied reference; LoRA trains few, and the reference is the model itself."""
+    has_own_critic: bool = False
+    """Whether the critic has a trunk of its own, as many layers as the policy and trained like it."""
     has_reference_here: bool = True
     """False where a copied reference waits in the host's memory."""
     is_guided: bool = False
@@ -184,10 +186,14 @@ def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> MemoryEstimate:
     weights w N / n, gradients 4 N' / n, optimizer 8 N' / n, reference w N / n or nothing, with N' the trained
     parameters and n the ranks; activations as `ModelShape.layer_activation_bytes` says, logits as the
     constants of this module say, per token of `rows`; the cache as `ModelShape.cache_bytes` says, for
-    `rollout_rows`.
+    `rollout_rows`. A critic of its own adds its layers to N and N', and their activations.
     """
-    trained = shape.num_parameters if plan.trained_parameters is None else plan.trained_parameters
+    second = shape.num_layers * shape.layer_parameters if plan.has_own_critic else 0
+    trained = shape.num_parameters + second
+    if plan.trained_parameters is not None:
+        trained = plan.trained_parameters * (2 if plan.has_own_critic else 1)
     tokens = (plan.prompt_length + plan.response_length) * (2 if plan.is_guided else 1)
+    read_by_critic = plan.prompt_length + plan.response_length if plan.has_own_critic else 0
     layer = shape.layer_activation_bytes(plan.compute_bytes)
     kept = shape.width * plan.compute_bytes if plan.is_checkpointed else layer
     of_token = shape.num_layers * kept + (layer if plan.is_checkpointed else 0)
@@ -195,7 +201,7 @@ def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> MemoryEstimate:
         plan.rollout_rows * tokens, number_bytes=plan.engine_bytes or plan.compute_bytes
     )
     return MemoryEstimate(
-        weights=_share(plan.weight_bytes * shape.num_parameters, plan.ranks),
+        weights=_share(plan.weight_bytes * (shape.num_parameters + second), plan.ranks),
         gradients=_share(4 * trained, plan.ranks),
         optimizer=_share(ADAM_BYTES * trained, plan.ranks),
         reference=_share(plan.weight_bytes * shape.num_parameters, plan.ranks)
@@ -203,7 +209,7 @@ def estimate_memory(shape: ModelShape, plan: TrainingPlan) -> MemoryEstimate:
         else 0,
         engine=plan.engine_bytes * shape.num_parameters,
         gathered=_gathered(shape, plan) if plan.ranks > 1 else 0,
-        activations=plan.rows * tokens * of_token,
+        activations=plan.rows * (tokens + read_by_critic) * of_token,
         logits=_logits(shape, plan, plan.rows) * (SAVED_LOGITS_BYTES + LOGITS_GRADIENT_BYTES),
         scoring=_logits(shape, plan, plan.scored_rows) * SCORING_LOGITS_BYTES,
         cache=cached if plan.engine_bytes else 0,
@@ -242,6 +248,7 @@ def stage_plan(
         ranks=ranks,
         compute_bytes=4 if spread.mixed_precision == "no" else 2,
         trained_parameters=trained_parameters,
+        has_own_critic=settings.critic == "own",
         is_guided=stage.sampling.guidance != 1.0,
         is_checkpointed=spread.checkpoint_activations,
         has_reference_here=not spread.offload_reference,

@@ -82,6 +82,7 @@ def _made_sizes(recipe: Recipe, problems: list[str]) -> PolicySizes | None:
         )
         with torch.device("meta"):
             policy = TokenLM.create(size, vocabulary, seed=0)
+            policy.take_critic(recipe.settings.critic)
     except (ConfigError, StorageError) as error:
         problems.append(str(error))
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ __all__ = [
     "copy_into",
     "is_refresh_due",
     "load_reference",
+    "move_reference",
     "refresh_reference",
     "require_movable",
     "save_reference",
@@ -57,14 +58,30 @@ def refresh_reference(reference: Policy, policy: Policy) -> None:
         copy_into(target, sources[name])
 
 
-def save_reference(directory: Path, reference: Policy, *, step: int, oldest: int, is_main: bool) -> None:
+def move_reference(
+    directory: Path,
+    reference: Policy,
+    policy: Policy,
+    *,
+    step: int,
+    named: Collection[int],
+    is_main: bool,
+) -> None:
+    """Let the policy as it is be the reference, and write it. Every rank calls it, see `save_reference`."""
+    refresh_reference(reference, policy)
+    save_reference(directory, reference, step=step, named=named, is_main=is_main)
+
+
+def save_reference(
+    directory: Path, reference: Policy, *, step: int, named: Collection[int], is_main: bool
+) -> None:
     """Write the reference that stems from a step. Every rank calls it.
 
     Args:
         directory: Where files of references are.
         reference: Its weights.
         step: Steps done when it was the policy.
-        oldest: Steps done in the oldest checkpoint that a run may go on from; what only older ones name goes.
+        named: Steps of the references that checkpoints name; files of others go.
         is_main: Whether this rank writes.
     """
     path = _path(directory, step)
@@ -80,8 +97,10 @@ def save_reference(directory: Path, reference: Policy, *, step: int, oldest: int
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.rename(path)
-    for old in sorted(p for p in directory.glob("step-*.safetensors") if p <= _path(directory, oldest))[:-1]:
-        old.unlink()
+    needed = {path, *(_path(directory, other) for other in named)}
+    for old in directory.glob("step-*.safetensors"):
+        if old not in needed:
+            old.unlink()
 
 
 @torch.no_grad()

@@ -18,9 +18,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.utils.checkpoint import checkpoint
 
 from unirl.errors import ConfigError
+from unirl.policies.critic import OwnCritic
 from unirl.policies.policy import Policy, PolicyOutput
 from unirl.policies.reference import BaseReference, reference_of
 from unirl.trainer.distribution import Distribution
+from unirl.trainer.optimizer import make_optimizer
+from unirl.types import CriticKind
 
 __all__ = ["Prepared", "open_accelerator", "prepare_policy", "reference_on_device", "shard"]
 
@@ -101,19 +104,23 @@ def require_fit(accelerator: Accelerator, distribution: Distribution) -> None:
         )
 
 
-def prepare_policy(accelerator: Accelerator, distribution: Distribution, policy: Policy) -> Prepared:
+def prepare_policy(
+    accelerator: Accelerator, distribution: Distribution, policy: Policy, *, critic: CriticKind = "shared"
+) -> Prepared:
     """Take the reference, spread policy and reference over the ranks, and make the optimizer.
 
     Args:
         accelerator: Of `open_accelerator`, or one that agrees with the settings.
         distribution: What the settings say.
         policy: Changed in place: moved to the device and, with FSDP2, sharded.
+        critic: Which one the policy is to have.
 
     Raises:
         ConfigError: If accelerator and settings do not agree.
     """
     require_fit(accelerator, distribution)
     reference = reference_of(policy)
+    policy.take_critic(critic)
     if distribution.checkpoint_activations:
         checkpoint_layers(policy)
     if accelerator.is_fsdp2:
@@ -121,10 +128,10 @@ def prepare_policy(accelerator: Accelerator, distribution: Distribution, policy:
         shard(policy, mesh, distribution)
         if not isinstance(reference, BaseReference):
             shard(reference, mesh, distribution, offload=distribution.offload_reference)
-        return Prepared(policy, accelerator.prepare_optimizer(_optimizer(policy)), reference)
+        return Prepared(policy, accelerator.prepare_optimizer(make_optimizer(policy)), reference)
     if accelerator.num_processes > 1 and policy.sometimes():
         policy.register_forward_hook(_touch)
-    model, optimizer = accelerator.prepare(policy, _optimizer(policy))
+    model, optimizer = accelerator.prepare(policy, make_optimizer(policy))
     if distribution.mixed_precision != "no" and not isinstance(reference, BaseReference):
         reference = accelerator.prepare_model(reference, device_placement=False, evaluation_mode=True)
     if not distribution.offload_reference:
@@ -135,8 +142,8 @@ def prepare_policy(accelerator: Accelerator, distribution: Distribution, policy:
 def shard(policy: Policy, mesh: DeviceMesh, distribution: Distribution, *, offload: bool = False) -> None:
     """Cut every parameter of a policy into one part a rank, in place.
 
-    One group for each decoder layer, one for the critic, which computes in its own precision, and one for the
-    rest, so that a tied embedding and head stay one tensor. What runs on some ranks only, such as the
+    One group for each decoder layer, one for the critic's head, which computes in its own precision, and one
+    for the rest, so that a tied embedding and head stay one tensor. What runs on some ranks only, such as the
     encoder of pictures, is in the last one, which every rank gathers in every pass. Every rank keeps all of
     what `Policy.apart` names.
 
@@ -148,7 +155,7 @@ def shard(policy: Policy, mesh: DeviceMesh, distribution: Distribution, *, offlo
     """
     dtype = DTYPES[distribution.mixed_precision]
     if dtype is not None:
-        for parameter in policy.trained_parameters():
+        for parameter in (*policy.trained_parameters(), *policy.critic_parameters()):
             parameter.data = parameter.data.float()
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
     placement = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
@@ -158,21 +165,28 @@ def shard(policy: Policy, mesh: DeviceMesh, distribution: Distribution, *, offlo
     )
     for layer in decoder_layers(policy):
         group(layer, mp_policy=precision)
+    if isinstance(policy.critic, OwnCritic):
+        group(policy.critic.trunk, mp_policy=precision)
     group(policy.critic)
     # A rank that saw no picture sends zeros for what it did not use; the others would wait for it for ever.
     group(policy, mp_policy=precision).set_reduce_scatter_unused_params(True)
 
 
 def decoder_layers(policy: Policy) -> list[nn.Module]:
-    """The layers of the policy's decoder, first to last.
+    """The layers of the policy's decoder, first to last, and then those of a critic's own.
 
     Raises:
         ConfigError: If they cannot be told.
     """
     number = policy.decoder_config.num_hidden_layers
-    for module in policy.trunk.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == number:
-            return list(module)
+    trunks = [policy.trunk, *([policy.critic.trunk] if isinstance(policy.critic, OwnCritic) else [])]
+    lists = [
+        next((m for m in trunk.modules() if isinstance(m, nn.ModuleList) and len(m) == number), None)
+        for trunk in trunks
+    ]
+    layers = [layer for found in lists if found is not None for layer in found]
+    if len(layers) == number * len(trunks):
+        return layers
     raise ConfigError(
         f"{type(policy.lm).__name__}: no list of {number} layers is in its decoder, so it cannot be sharded "
         "or checkpointed by layers; use sharding=none and checkpoint_activations=false"
@@ -204,8 +218,3 @@ def _touch(policy: nn.Module, _inputs: object, output: PolicyOutput) -> PolicyOu
         return output
     nothing = sum((parameter.sum() for parameter in policy.sometimes()), output.values.new_zeros(()))
     return replace(output, values=output.values + 0.0 * nothing)
-
-
-def _optimizer(policy: Policy) -> torch.optim.AdamW:
-    groups = [{"params": policy.trained_parameters()}, {"params": list(policy.critic.parameters())}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)

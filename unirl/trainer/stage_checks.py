@@ -20,6 +20,7 @@ from unirl.trainer.stages import (
     RunSettings,
     Stage,
 )
+from unirl.types import CriticKind
 
 __all__ = ["check_stages"]
 
@@ -123,6 +124,15 @@ def check_stages(
         wrong.append("there is no stage; give at least one")
     wrong.extend(_out_of_range(settings, "settings", SETTINGS_RANGES))
     wrong.extend(wrong_distribution(settings.distribution))
+    if settings.critic not in get_args(CriticKind):
+        wrong.append(
+            f"settings: critic is {settings.critic!r}{nearest(settings.critic, get_args(CriticKind))}"
+        )
+    if settings.critic == "own" and all(stage.algorithm != "ppo" for stage in stages):
+        wrong.append(
+            "settings: critic is 'own', a second model, and no stage's algorithm asks a critic; set it to "
+            "'shared', or take ppo"
+        )
     for stage in stages:
         place = f"stage {stage.name}"
         if not NAME.fullmatch(stage.name) or stage.name == FIRST_EVALUATION:

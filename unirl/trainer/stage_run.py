@@ -11,7 +11,6 @@ from accelerate import Accelerator
 
 from storage import View
 from unirl.errors import ConfigError
-from unirl.policies.critic import ValueHead
 from unirl.policies.policy import Policy
 from unirl.trainer.coefficients import Coefficients
 from unirl.trainer.curriculum import Curriculum, outside_window
@@ -83,6 +82,13 @@ class StageRun:
     def is_critic_only(self, stage_step: int) -> bool:
         """Whether the critic alone learns in a step, counted from 0."""
         return stage_step < self.stage.critic_warmup_steps
+
+    def metrics(self, now: Stage) -> dict[str, float]:
+        """Of a step trained with the weights of `now`: these, and the share of prompts that is drawn."""
+        found = self.coefficients.metrics(now)
+        if self.stage.success_window is not None:
+            found["curriculum/kept_fraction"] = self.curriculum.kept_fraction
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values; they hold at any number of ranks."""
@@ -167,7 +173,7 @@ def start_anew(policy: Policy, optimizer: torch.optim.Optimizer, stage: Stage) -
     if "optimizer" not in stage.carry:
         optimizer.state.clear()
     if "critic" not in stage.carry:
-        fresh = dict(ValueHead(policy.critic.width).named_parameters())
+        fresh = dict(policy.critic.fresh(policy.trunk))
         for name, parameter in policy.critic.named_parameters():
             copy_into(parameter, fresh[name])
             optimizer.state.pop(parameter, None)

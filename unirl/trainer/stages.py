@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from unirl.trainer.alarms import AlarmSettings
 from unirl.trainer.distribution import Distribution
 from unirl.trainer.scoring import Scoring
-from unirl.types import MODALITIES, Direction, SamplingSettings
+from unirl.types import MODALITIES, CriticKind, Direction, SamplingSettings
 
 __all__ = [
     "FIRST_EVALUATION",
@@ -222,6 +222,10 @@ class RunSettings:
     """When an alarm is raised, and whether it stops the run."""
     distribution: Distribution = field(default_factory=Distribution)
     """What each process holds and computes in."""
+    critic: CriticKind = "shared"
+    """"shared": two layers read values off the policy's trunk and do not move it; there is no second model.
+    "own": a trunk of its own, at the start a copy of the policy's, that learns with `critic_learning_rate`;
+    set that to a rate for a whole model."""
     seed: int = 0
     micro_prompts: int = 8
     """Prompts whose samples go through the model at once, in rollout and update. The split of work into
@@ -238,7 +242,7 @@ class RunSettings:
     checkpoint_every_s: float = 0.0
     """Seconds after which the end of a step is saved whatever its number; 0 counts steps alone."""
     keep_checkpoints: int = 2
-    """Newest ones that stay. The one that the judge liked best stays as well."""
+    """Newest ones that stay. The best stays as well: by the judge, by the reward where there is no judge."""
     stop_grace_s: float = 14.0
     """Seconds from SIGTERM or SIGUSR1 after which the process ends whatever it is doing."""
     evaluate_every: int = 0

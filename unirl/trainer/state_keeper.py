@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 import uuid
@@ -21,9 +20,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from unirl.errors import CheckpointError, ConfigError
-from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint, rank_file, read_record
+from unirl.trainer.checkpoint import (
+    load_checkpoint,
+    newest_checkpoint,
+    rank_file,
+    read_record,
+    read_records,
+)
 from unirl.trainer.checkpoint_saver import CheckpointSaver, remove_leftovers
 from unirl.trainer.distributed import gather_rows
+from unirl.trainer.evaluate import Quality
 from unirl.trainer.in_flight import InFlight, ScoredStep
 from unirl.trainer.preemption import Interrupted, StopRequest
 from unirl.trainer.rng_state import derive_rng_state, read_rng_state, restore_rng_state
@@ -107,6 +113,8 @@ class StateKeeper:
         )
         self._mark: _Mark | None = None
         self._saved_at = time.monotonic()
+        self._saved_reference = 0
+        self._is_told = False
         self._rng: Callable[[], None] = lambda: None
         # A rank that left a collective of the sharded model would keep the others waiting in it.
         self._may_interrupt = not any(isinstance(p, DTensor) for p in model.parameters())
@@ -155,14 +163,30 @@ class StateKeeper:
             return step % every == 0
         return any(gather_rows(self._accelerator, [time.monotonic() - self._saved_at >= every_s]))
 
-    def save(self, *, step: int, judge: float | None = None) -> None:
-        """Begin to save the state as it is now. `judge` is what an evaluation of this policy said."""
+    def save(self, *, step: int, quality: Quality | None = None) -> None:
+        """Begin to save the state as it is now. `quality` is what evaluations of this policy said."""
         self.finish()
-        judge = None if judge is None or math.isnan(judge) else judge
+        state, quality = self._full_state(), quality or Quality()
+        if quality.judge is None and quality.reward is not None and not self._is_told:
+            self._is_told = True
+            log.warning("no direction has a judge that could tell: best is the checkpoint of most reward")
         self._saver.save(
-            step=step, model=self._model, optimizer=self._optimizer, state=self._full_state(), judge=judge
+            step=step,
+            model=self._model,
+            optimizer=self._optimizer,
+            state=state,
+            judge=quality.judge,
+            reward=quality.reward,
         )
+        self._saved_reference = state["position"].get("reference_step", 0)
         self._saved_at = time.monotonic()
+
+    def named_references(self) -> set[int]:
+        """Steps whose reference a checkpoint names, of those on disk, the one on its way and the mark."""
+        states = [record["state"] for record in read_records(*self._directories).values()]
+        states += [] if self._mark is None else [self._mark.state]
+        named = {state["position"].get("reference_step", 0) for state in states}
+        return named | {self._saved_reference}
 
     def save_mark(self) -> str | None:
         """Save what was marked, with the weights that have not changed since, and wait until it is whole.

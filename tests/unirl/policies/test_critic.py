@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from unirl.policies.critic import ValueHead
@@ -33,6 +34,34 @@ def test_the_value_loss_never_reaches_the_trunk(toy: SimpleNamespace) -> None:
     (output.values - 1).square().sum().backward()
     assert all(p.grad is None or not p.grad.any() for p in policy.lm.parameters())
     assert all(p.grad is not None and p.grad.any() for p in policy.critic.parameters())
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_critic_of_its_own_learns_with_its_own_trunk(toy: SimpleNamespace, is_asked: bool) -> None:
+    """Every parameter of it gets a gradient, of zero where nobody asks; the policy's get none."""
+    policy = toy.make_policy()
+    policy.take_critic("own")
+    with torch.no_grad():
+        policy.critic.head.value.weight.normal_(generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[0, 2, 6, 4, 11, 12], [2, 6, 4, 11, 12, 13]])
+    mask = torch.tensor([[False, True, True, True, True, True], [True] * 6])
+    output = policy(ids, mask, prompt_length=3, direction="image", with_values=is_asked)
+    assert output.values.shape == (2, 3) and bool(output.values.any()) == is_asked
+    (output.values - 1).square().sum().backward()
+    assert all(p.grad is None for p in policy.lm.parameters())
+    assert {bool(p.grad.any()) for p in policy.critic_parameters()} == {is_asked}
+    assert output.values.isfinite().all()
+
+
+def test_a_critic_that_is_there_stays(toy: SimpleNamespace) -> None:
+    policy = toy.make_policy()
+    shared = policy.critic
+    policy.take_critic("shared")
+    assert policy.critic is shared
+    policy.take_critic("own")
+    own = policy.critic
+    policy.take_critic("own")
+    assert policy.critic is own
 
 
 def test_it_learns_a_value_from_the_hidden_state() -> None:

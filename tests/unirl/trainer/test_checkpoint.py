@@ -14,7 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from unirl.errors import CheckpointError
 from unirl.policies.token_lm import TokenLM
-from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint
+from unirl.trainer.checkpoint import digest, load_checkpoint, newest_checkpoint
 from unirl.trainer.checkpoint_saver import save_checkpoint
 
 STATE = {"position": {"step": 3, "wall_s": 0.1}, "kl": [{"value": 0.02}], "sources": [{"epoch": 1}]}
@@ -190,12 +190,28 @@ def test_a_run_is_never_started_over_what_is_left_of_it(toy: SimpleNamespace, tm
         newest_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_of_the_format_before_is_read(toy: SimpleNamespace, tmp_path: Path) -> None:
+    """It knew neither rewards nor frozen parameters."""
+    (path,) = save(tmp_path, toy, 1)
+    record = json.loads((path / "state.json").read_text())
+    for name in ("reward", "frozen", "xxh3_128"):
+        del record[name]
+    record["format"] = 2
+    (path / "state.json").write_text(json.dumps({**record, "xxh3_128": digest(record)}))
+    policy, optimizer = make(toy, seed=4, updates=0)
+    assert newest_checkpoint(tmp_path) == path
+    load_checkpoint(path, model=policy, optimizer=optimizer)
+    assert_same(weights(policy), weights(make(toy, updates=1)[0]))
+    save(tmp_path, toy, 2, keep=1)
+    assert names(tmp_path) == ["step-00000002"]
+
+
 def test_another_format_is_no_damage(toy: SimpleNamespace, tmp_path: Path) -> None:
     """A newer version wrote it: going back to an older checkpoint would lose the newer one's work."""
     _, newest = save(tmp_path, toy, 1, 2)
     record = json.loads((newest / "state.json").read_text())
-    (newest / "state.json").write_text(json.dumps({**record, "format": 3}))
-    with pytest.raises(CheckpointError, match=r"step-00000002: format 3, this version reads 2"):
+    (newest / "state.json").write_text(json.dumps({**record, "format": 4}))
+    with pytest.raises(CheckpointError, match=r"step-00000002: format 4, this version reads up to 3"):
         newest_checkpoint(tmp_path)
 
 

@@ -58,3 +58,11 @@ def test_a_run_with_adapters_goes_on_where_it_was(
     whole, again = toy.weights_of(tmp_path / "whole"), toy.weights_of(tmp_path / "cut")
     assert whole.keys() == again.keys() and all(value.equal(again[name]) for name, value in whole.items())
     assert toy.metrics_of(tmp_path / "cut") == toy.metrics_of(tmp_path / "whole")
+    # The model below the adapters is written once, and the checkpoints hold what is trained.
+    assert {name.split("/")[1].split(".")[0] for name in whole if name.startswith("policy/")} == {
+        "lm",
+        "critic",
+    }
+    assert all(".lora_" in name for name in whole if name.startswith("policy/lm."))
+    files = [list((tmp_path / run / "checkpoints" / "frozen").iterdir()) for run in ("whole", "cut")]
+    assert len(files[0]) == 1 and [file.name for file in files[0]] == [file.name for file in files[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,28 @@ def test_adapters_need_no_second_model_and_little_optimizer() -> None:
     )
     assert adapted.reference == 0
     assert adapted.optimizer == 8 * trained < estimate_memory(LLAMA_7B, plan).optimizer / 100
+
+
+def test_a_critic_with_a_trunk_of_its_own_by_hand() -> None:
+    """Layers of 100 (2 x 100 + 2 x 100 + 3 x 200 + 2) parameters; 3 rows of 10 tokens through both trunks."""
+    shape = ModelShape(
+        num_parameters=1_000_000,
+        num_layers=2,
+        width=100,
+        query_width=100,
+        key_width=100,
+        mlp_width=200,
+        vocabulary=50,
+    )
+    plan = TrainingPlan(rows=3, rollout_rows=3, scored_rows=3, prompt_length=6, response_length=4)
+    shared, own = (estimate_memory(shape, replace(plan, has_own_critic=kind)) for kind in (False, True))
+    assert own.weights - shared.weights == own.gradients - shared.gradients == 4 * 2 * 100_200
+    assert own.optimizer - shared.optimizer == ADAM_BYTES * 2 * 100_200
+    assert own.activations == 2 * shared.activations and own.reference == shared.reference
+    adapters = replace(plan, has_own_critic=True, trained_parameters=500)
+    assert estimate_memory(shape, adapters).gradients == 4 * 2 * 500
+    stage = Stage(name="s", direction="text", prompts="true", steps=1)
+    assert stage_plan(stage, RunSettings(critic="own"), prompt_length=1, response_length=1).has_own_critic
 
 
 def test_a_stage_says_how_many_rows_are_in_flight() -> None:

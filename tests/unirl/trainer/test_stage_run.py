@@ -151,8 +151,8 @@ def test_a_reference_is_found_again_and_damage_is_told(toy: SimpleNamespace, tmp
     refresh_reference(reference, policy)
     for name, parameter in policy.lm.named_parameters():
         assert dict(reference.lm.named_parameters())[name].equal(parameter)
-    for step in (4, 8, 12):
-        save_reference(tmp_path, reference, step=step, oldest=step - 3, is_main=True)
+    for step in (4, 8, 10, 12):
+        save_reference(tmp_path, reference, step=step, named={0, 8}, is_main=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-00000008.safetensors",
         "step-00000012.safetensors",

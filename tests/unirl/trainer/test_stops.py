@@ -141,6 +141,27 @@ def test_stopped_before_anything_was_done(
     assert_same_run(toy, tmp_path, finished_run)
 
 
+def test_a_second_signal_while_the_state_is_saved_changes_nothing(
+    finished_run: Path,
+    toy: SimpleNamespace,
+    toy_store: FeatureStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish = CheckpointSaver._publish
+
+    def impatient(saver: CheckpointSaver, staging: Path, *arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        publish(saver, staging, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(StopAsked, match="stopped after step 1, state saved"):
+        patch.setattr(CheckpointSaver, "_publish", impatient)
+        toy.make_trainer(tmp_path, toy_store, **in_the_reward(4)(toy)).train()
+    assert newest_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-00000001"
+    toy.make_trainer(tmp_path, toy_store).train()
+    assert_same_run(toy, tmp_path, finished_run)
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_stopped_between_rollout_and_update_nothing_is_scored_again(
     finished_run: Path,
