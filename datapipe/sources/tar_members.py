@@ -79,7 +79,7 @@ class Groups:
         split: Tells key and field name of a name.
         """
         self._members, self._split = members, split
-        hashes, positions = array("Q"), array("q")
+        hashes, positions = array("Q"), array("I")
         for position in range(len(members)):
             name = members.name(position)
             if not _is_hidden(name):
@@ -87,18 +87,20 @@ class Groups:
                 positions.append(position)
         keys = np.frombuffer(hashes, np.uint64)
         order = np.argsort(keys, kind="stable")
-        self._positions: NDArray[np.int64] = np.frombuffer(positions, np.int64)[order]
+        self._positions: NDArray[np.uint32] = np.frombuffer(positions, np.uint32)[order]
         keys = keys[order]
-        starts = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1])[: len(keys)]
-        by_place = np.argsort(self._positions[starts], kind="stable")
+        del order, hashes, positions
+        is_first = np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)]
+        starts = np.flatnonzero(is_first).astype(np.uint32)
+        by_place = np.argsort(self._positions[starts], kind="stable").astype(np.uint32)
         self._starts = starts[by_place]
-        self._stops = np.append(starts[1:], len(keys))[by_place]
+        self._stops = np.append(starts[1:], np.uint32(len(keys)))[by_place]
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[str, Group]]:
-        for start, stop in zip(self._starts, self._stops):
+        for start, stop in zip(self._starts, self._stops):  # numbers of numpy: a list of them is large
             found: dict[str, Group] = {}  # more than one when keys share a hash
             for position in self._positions[start:stop].tolist():
                 member = self._members[position]
