@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -52,7 +53,7 @@ class BufferRing:
     def lend(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array of any content, C-contiguous and writable."""
         kind = np.dtype(dtype)
-        num_bytes = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        num_bytes = kind.itemsize * math.prod(shape)
         if num_bytes == 0:
             return np.empty(shape, kind)
         with self._lock:

@@ -11,9 +11,6 @@ import pyarrow as pa
 
 __all__ = ["from_list", "from_numpy", "pick_list", "to_numpy"]
 
-_SHORT_BYTES = 32
-"""In the mean of some texts: so short that they are gathered byte by byte."""
-
 
 def to_numpy(array: pa.Array | pa.ChunkedArray, dtype: np.typing.DTypeLike) -> np.ndarray:
     """A view of an array of fixed-width numbers without nulls; chunks are joined."""
@@ -64,8 +61,10 @@ def pick_list(array: pa.Array, at: np.ndarray) -> list[Any]:
     places = at + array.offset
     found: list[Any]
     if pa.types.is_large_string(array.type):
-        ends = np.frombuffer(buffers[0], np.int64)
-        found = _texts(memoryview(buffers[1] or b""), ends[places], ends[places + 1])
+        ends, text = np.frombuffer(buffers[0], np.int64), memoryview(buffers[1] or b"")
+        bounds = zip(ends[places].tolist(), ends[places + 1].tolist())
+        # A loop over few texts costs less than the many calls that take them out at once.
+        found = [text[start:end].tobytes().decode() for start, end in bounds]
     elif pa.types.is_boolean(array.type):
         found = _bits(buffers[0], places).tolist()
     else:
@@ -74,20 +73,6 @@ def pick_list(array: pa.Array, at: np.ndarray) -> list[Any]:
     if nulls is None:
         return found
     return [value if is_there else None for value, is_there in zip(found, _bits(nulls, places).tolist())]
-
-
-def _texts(data: memoryview, starts: np.ndarray, ends: np.ndarray) -> list[str]:
-    """The texts between byte offsets of UTF-8, int64 (n,) each."""
-    lengths = ends - starts
-    stops = np.concatenate([[0], np.cumsum(lengths)])
-    if stops[-1] <= _SHORT_BYTES * len(lengths):
-        at = np.repeat(starts - stops[:-1], lengths) + np.arange(stops[-1])
-        joined: Any = np.frombuffer(data, np.uint8)[at]
-    else:
-        joined = b"".join([data[start:end] for start, end in zip(starts.tolist(), ends.tolist())])
-    picked = pa.LargeStringArray.from_buffers(len(lengths), pa.py_buffer(stops), pa.py_buffer(joined))
-    texts: list[str] = picked.to_pylist()
-    return texts
 
 
 def _bits(buffer: pa.Buffer, places: np.ndarray) -> np.ndarray:
