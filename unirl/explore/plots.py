@@ -132,18 +132,23 @@ def reward_and_judge(run: Run, direction: str, *, others: Sequence[Run] = ()) ->
 
 
 def component_over_steps(scores: Scores, measure: str, *, kind: str = "train") -> Figure:
-    """Draw how a measure is distributed at each step: median, the middle half, and from 5 to 95 percent."""
+    """Draw how a measure is distributed at each step: mean, the middle half, and from 5 to 95 percent.
+
+    A measure that is near 0 or near 1 has a median that jumps between the two; its mean is the share of ones.
+    """
     figure, axes = new_axes(f"{measure} over steps")
     value = f"CAST({quote_name(measure)} AS DOUBLE)"
     found = scores.query(
-        f"SELECT step, quantile_cont({value}, [0.05, 0.25, 0.5, 0.75, 0.95]) AS q FROM samples "
-        f"WHERE kind = {quote_text(kind)} AND isfinite({value}) GROUP BY step ORDER BY step"
+        f"SELECT step, avg({value}) AS mean, quantile_cont({value}, [0.05, 0.25, 0.75, 0.95]) AS q "
+        f"FROM samples WHERE kind = {quote_text(kind)} AND isfinite({value}) GROUP BY step ORDER BY step"
     )
-    steps = found["step"].to_numpy()
-    levels = np.array(found["q"].to_pylist(), dtype=np.float64).reshape(-1, 5)
-    for low, high, alpha in ((0, 4, 0.15), (1, 3, 0.3)):
-        axes.fill_between(steps, levels[:, low], levels[:, high], color=COLOURS[0], alpha=alpha, linewidth=0)
-    axes.plot(steps, levels[:, 2], color=COLOURS[0], linewidth=2, label="median", **lone_dot(levels[:, 2]))
+    steps, mean = (found[name].to_numpy() for name in ("step", "mean"))
+    levels = np.array(found["q"].to_pylist(), dtype=np.float64).reshape(-1, 4).T
+    axes.plot(steps, mean, color=COLOURS[0], linewidth=2, label="mean", **lone_dot(mean))
+    for low, high, alpha, label in ((1, 2, 0.3, "middle half"), (0, 3, 0.15, "5 to 95%")):
+        axes.fill_between(
+            steps, levels[low], levels[high], color=COLOURS[0], alpha=alpha, linewidth=0, label=label
+        )
     return finished(figure, axes)
 
 

@@ -39,7 +39,9 @@ def drift_over_steps(scores: Scores, *, kind: str = "train", measures: Sequence[
             found = list(line)
             distance = np.array([row["distance"] for row in found])
             steps = [row["step"] for row in found]
-            axes.plot(steps, distance, color=colour, linewidth=1.5, label=label, **lone_dot(distance))
+            axes.plot(
+                steps, distance, color=colour, linewidth=_width(name), label=label, **lone_dot(distance)
+            )
             label = ""
     axes.set_ylim(0, 1.02)
     return finished(figure, axes)
@@ -92,7 +94,7 @@ def agreement_over_steps(scores: Scores) -> Figure:
                 color=colour,
                 marker="o",
                 markersize=4,
-                linewidth=1.5,
+                linewidth=_width(name),
                 label=_short(name),
             )
     axes.axhline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), alpha=0.6)
@@ -186,3 +188,8 @@ def prompt_history(scores: Scores, prompt_key: str, measure: str = "reward") -> 
 def _short(name: str) -> str:
     """A component without the prefix that all components have."""
     return shown_name(name.removeprefix("reward/"))
+
+
+def _width(name: str) -> float:
+    """Wider for the reward, which is seen under the component that it equals where it has only one."""
+    return 4.0 if name == "reward" else 1.5
