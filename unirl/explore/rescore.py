@@ -32,7 +32,8 @@ def rescore(
     """Score the samples of a run with another reward, in one call.
 
     The samples of one step and prompt reach the reward in one call, so that an `Ensemble` that compares them
-    can. Only one batch of pictures is held at a time.
+    can. Only one batch of pictures is held at a time. Experience keeps a sample's picture and its words; a
+    reward that asks about a clip or about further pictures cannot score it again.
 
     Args:
         run_or_scores: The run, or those of its samples that are to be scored.

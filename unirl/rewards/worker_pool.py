@@ -80,7 +80,12 @@ class WorkerPool:
                 if not waiting:
                     break
                 current = worker or self._start(place)
-                if current.is_ready and current.item < 0:
+                if not current.is_ready or current.item >= 0:
+                    continue
+                if not current.process.is_alive():  # ended while idle, which is no item's fault
+                    current.connection.close()
+                    self._start(place)
+                else:
                     self._give(current, waiting.pop(), items)
             for worker in self._talking():
                 self._listen(worker, answers)

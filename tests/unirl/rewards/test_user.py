@@ -55,6 +55,15 @@ def test_one_bad_sample_is_one_failure_with_its_reason(
     assert f"sample 1 (prompt-1): {words}" in caplog.text
 
 
+def test_a_process_that_ended_while_idle_costs_no_sample(reward: UserReward, samples: MakeSamples) -> None:
+    """As when the system is out of memory between two steps."""
+    reward.score(with_captions(samples, "fine", "fine"))
+    for worker in filter(None, reward._pool._workers):
+        worker.process.kill()
+        worker.process.join()
+    assert np.isfinite(reward.score(with_captions(samples, "fine", "fine")).total).all()
+
+
 def test_parts_become_components(samples: MakeSamples) -> None:
     with pytest.raises(RewardError, match=r"gave 'total', 'words'; wanted 'total'; "):
         UserReward(length_and_parts, num_workers=1).score(samples(3))
