@@ -55,8 +55,8 @@ def run_pipeline(
 ) -> Iterator[Any]:
     """Yield what becomes of items, in their order, whatever the concurrency of the stages.
 
-    At most `pipeline.capacity` items are drawn and not yet handed out: at first one for each worker of the
-    first stage, so that no later one takes time from them, then twice as many with each result. The first
+    At most `pipeline.capacity` items are drawn and not yet handed out: at first as many as the largest stage
+    has workers, so that no later one takes time from them, then twice as many with each result. The first
     error is raised in its place in the order, and budgets are counted in that order too, so that neither
     depends on threads. When the iterator ends, fails, is closed or is dropped, waiting items are dropped,
     running ones are waited for (in processes: ended), and no worker is left. A thread that hangs longer than
@@ -181,7 +181,7 @@ class _Run:
         drawn = handed_out = 0
         is_open = True
         capacity = self._pipeline.capacity
-        ahead = min(capacity, self._pipeline.stages[0].concurrency)
+        ahead = min(capacity, max(stage.concurrency for stage in self._pipeline.stages))
         while True:
             while is_open and drawn - handed_out < ahead:
                 pair = next(items, None)
