@@ -240,10 +240,10 @@ class Experience:
     update, where importance weights cover the way from the engine to there."""
     importance: Tensor | None = None
     """float32 (B, T), weights that correct for what the engine drew from; None where nothing is corrected."""
-    ref_logprobs: Tensor
-    """float32 (B, T), of the frozen reference."""
+    ref_logprobs: Tensor | None
+    """float32 (B, T), of the frozen reference; None where nothing depends on them."""
     old_values: Tensor
-    """float32 (B, T), the critic's values before the update, in reward units."""
+    """float32 (B, T), the critic's values before the update, in reward units; 0 without a critic."""
     loss_mask: Tensor
     """bool (B, T), the response mask without the rows that could not be scored."""
     advantages: Tensor

@@ -240,8 +240,8 @@ def _note(threads: int, length: int, longest: int) -> str:
         "are equal and 8,192 where not; the others take all rows at once (TRL could add up smaller batches "
         f"too, without packing). Memory is that of the process, libraries included. "
         f"A whole step samples {length} tokens for each of 64 rows, "
-        "scores them by a rule and updates once; here it also scores the samples under policy and reference "
-        "and writes them to the experience store, which the other library does not do without KL."
+        "scores them by a rule and updates once; the divergence from a reference is not watched, so neither "
+        "runs one. Here the samples are also written to the experience store."
     )
 
 

@@ -35,8 +35,9 @@ class AlarmSettings:
     """Most prompts that may have G equal samples."""
     commonest_fraction: float = 0.5
     """Largest share of a step's samples that may be the same one."""
-    kl: float = 1.0
-    """Largest divergence from the reference, nats a token."""
+    kl: float | None = 1.0
+    """Largest divergence from the reference, nats a token. None watches none; where it is not charged
+    either, the reference is not run."""
     length_factor: float = 3.0
     """Largest mean length, as a multiple of that of the stage's first step."""
     picture_shift: float = 3.0
@@ -153,6 +154,7 @@ def _sigmas(before: Moments, after: Moments) -> float:
 def _limits(steps: Sequence[Line], settings: AlarmSettings) -> list[Alarm]:
     """Numbers that have been beyond their limits for some steps in a row."""
     length = (steps[0].get("rollout/length") or 0.0) * settings.length_factor
+    divergence = math.inf if settings.kl is None else settings.kl
     checks = (
         (
             "equal_groups",
@@ -166,7 +168,7 @@ def _limits(steps: Sequence[Line], settings: AlarmSettings) -> list[Alarm]:
             settings.commonest_fraction,
             "share of all samples that are the same one",
         ),
-        ("kl", "kl/reference", settings.kl, "divergence from the reference, nats a token"),
+        ("kl", "kl/reference", divergence, "divergence from the reference, nats a token"),
         ("length", "rollout/length", length or math.inf, "mean length of a response, tokens"),
     )
     last = steps[-settings.steps :]

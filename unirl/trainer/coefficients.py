@@ -48,11 +48,9 @@ class Coefficients:
         num = self._stage.samples_per_step / len(self._of)
         for direction, of in self._of.items():
             own = self._stage.of(direction)
-            if not float(seen.get(f"kl/{direction}_tokens", 0.0)):
-                continue
-            if own.kl_target is not None:
+            if own.kl_target is not None and float(seen.get(f"kl/{direction}_tokens", 0.0)):
                 of.kl = of.kl.update(_mean(seen, "kl", direction), num)
-            if own.entropy_target is not None:
+            if own.entropy_target is not None and float(seen.get(f"entropy/{direction}_tokens", 0.0)):
                 of.entropy = of.entropy.update(_mean(seen, "entropy", direction))
 
     def metrics(self, now: Stage) -> dict[str, float]:

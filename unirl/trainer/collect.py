@@ -19,6 +19,7 @@ from unirl.trainer.advantage_norm import normalize_advantages
 from unirl.trainer.algorithms import ALGORITHMS, Credit, RolledOut, kl_place
 from unirl.trainer.mismatch import old_logprobs_and_weights
 from unirl.trainer.row_batches import replay_rollouts
+from unirl.trainer.scoring_passes import ScoringPasses
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Prompt, Rollout, Sample, SamplingSettings, Scores
 
@@ -110,10 +111,13 @@ def split_scores(scores: Scores, samples: Sequence[Sequence[Sample]]) -> list[Sc
     ]
 
 
+_BOTH_MODELS = ScoringPasses()
+
+
 class _Part(NamedTuple):
     """What is known of one rollout before the moments of all are."""
 
-    ref_logprobs: Tensor
+    values: Tensor
     mask: Tensor
     old_logprobs: Tensor
     importance: Tensor | None
@@ -131,47 +135,59 @@ def make_experience(
     *,
     kl_coef: float | None = None,
     micro_batch_tokens: int = 0,
-) -> tuple[list[Experience], list[PolicyOutput]]:
+    passes: ScoringPasses = _BOTH_MODELS,
+) -> tuple[list[Experience], Sequence[PolicyOutput | None]]:
     """Spread scores over tokens as the stage's algorithm does; moments are those of all ranks.
 
     A response that reached the length limit counts as ended (the limit is part of the task), so nothing is
     bootstrapped. Rows without a score leave the loss and the statistics. `kl_coef` is the weight of a penalty
     in the reward; None takes the stage's, for each modality. `micro_batch_tokens` is that of
-    `replay_rollouts`.
+    `replay_rollouts`; `passes` says which of the two models are run.
 
     Returns:
         One experience per rollout, and what the policy says of the rollout's tokens before the update, from
-        which the caller can tell how far trainer and engine agree.
+        which the caller can tell how far trainer and engine agree; None if it is not run.
 
     Raises:
         RewardError: If no sample of any rank has a score, or their number is not that of the samples.
     """
     algorithm = ALGORITHMS[stage.algorithm]
-    outputs, references = (
-        replay_rollouts(accelerator, model, policy, rollouts, stage.sampling, tokens=micro_batch_tokens)
-        for model in (policy, reference)
-    )
+
+    def replay(model: Policy, is_run: bool, with_values: bool) -> Sequence[PolicyOutput | None]:
+        if not is_run:
+            return [None] * len(rollouts)
+        budget, sampling = micro_batch_tokens, stage.sampling
+        return replay_rollouts(
+            accelerator, model, policy, rollouts, sampling, tokens=budget, with_values=with_values
+        )
+
+    outputs = replay(policy, passes.policy, algorithm.uses_critic)
+    references = replay(reference, passes.reference, False)
+    ref_logprobs = [None if output is None else output.logprobs for output in references]
     parts: list[_Part] = []
-    for rollout, output, behind, score in zip(rollouts, outputs, references, scores, strict=True):
+    for rollout, output, behind, score in zip(rollouts, outputs, ref_logprobs, scores, strict=True):
         if len(score.total) != len(rollout.input_ids):
             raise RewardError(
                 f"the reward gave {len(score.total)} scores for {len(rollout.input_ids)} samples"
             )
-        ref_logprobs = behind.logprobs
-        total = torch.from_numpy(score.total).float().to(ref_logprobs.device)
+        total = torch.from_numpy(score.total).float().to(rollout.old_logprobs.device)
         total = total + _length_charge(rollout, stage)
         mask = scored_mask(rollout.response_mask, total)
-        old, importance = old_logprobs_and_weights(output, rollout, mask, stage)
+        old, importance = rollout.old_logprobs, None
+        values = torch.zeros_like(old)
+        if output is not None:
+            old, importance = old_logprobs_and_weights(output, rollout, mask, stage)
+            values = output.values
         weight = stage.of(rollout.direction).kl_coef if kl_coef is None else kl_coef
         penalty = weight if kl_place(stage) == "reward" else 0.0
         rolled_out = RolledOut(
-            rewards=kl_penalty_rewards(total, old, ref_logprobs, mask, penalty),
-            values=output.values,
+            rewards=kl_penalty_rewards(total, old, old if behind is None else behind, mask, penalty),
+            values=values,
             mask=mask,
             is_scored=~total.isnan(),
             group_size=rollout.group_size,
         )
-        parts.append(_Part(ref_logprobs, mask, old, importance, algorithm.credit(rolled_out, stage)))
+        parts.append(_Part(values, mask, old, importance, algorithm.credit(rolled_out, stage)))
     advantages = normalize_advantages(
         accelerator,
         [part.credit.advantages for part in parts],
@@ -186,14 +202,14 @@ def make_experience(
             scores=score,
             old_logprobs=part.old_logprobs,
             importance=part.importance,
-            ref_logprobs=part.ref_logprobs,
-            old_values=output.values,
+            ref_logprobs=behind,
+            old_values=part.values,
             loss_mask=part.mask,
             advantages=advantage,
             returns=part.credit.returns,
         )
-        for rollout, output, score, part, advantage in zip(
-            rollouts, outputs, scores, parts, advantages, strict=True
+        for rollout, behind, score, part, advantage in zip(
+            rollouts, ref_logprobs, scores, parts, advantages, strict=True
         )
     ]
     return experiences, outputs

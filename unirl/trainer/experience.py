@@ -101,7 +101,8 @@ def experience_rows(
     rollout = experience.rollout
     texts = response_texts(policy, rollout)
     lengths = rollout.response_mask.sum(dim=1).tolist()
-    divergence = rollout.old_logprobs - experience.ref_logprobs
+    reference = experience.ref_logprobs
+    divergence = rollout.old_logprobs - (torch.nan if reference is None else reference)
     rows = []
     for b, sample in enumerate(samples):
         prompt, g = first_prompt + b // rollout.group_size, b % rollout.group_size

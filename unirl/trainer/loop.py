@@ -21,7 +21,7 @@ from unirl.rollout.native import NativeEngine
 from unirl.trainer.collect import make_experience
 from unirl.trainer.distributed import reduce_metrics
 from unirl.trainer.evaluate import Evaluation, Evaluator, quality_of
-from unirl.trainer.mismatch import effective_fraction, likely_cause, require_agreement
+from unirl.trainer.mismatch import effective_fraction, is_agreement_tested, likely_cause, require_agreement
 from unirl.trainer.offline import reused_metrics
 from unirl.trainer.optimizer import set_learning_rates
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
@@ -34,6 +34,7 @@ from unirl.trainer.reference_refresh import (
 )
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.run_log import RunLog
+from unirl.trainer.scoring_passes import ScoringPasses
 from unirl.trainer.sharding import prepare_policy, reference_on_device
 from unirl.trainer.stage_checks import check_stages
 from unirl.trainer.stage_rewards import StageRewards
@@ -196,7 +197,8 @@ class Trainer:
         self.position.step += 1
         self.position.stage_step += 1
         self.position.is_evaluation_due = True
-        self.runs[self.position.stage].stopping.see_step(metrics["kl/reference"])
+        if "kl/reference" in metrics:
+            self.runs[self.position.stage].stopping.see_step(metrics["kl/reference"])
         metrics |= {"time/step_s": elapsed, "memory/rss_bytes": resident_bytes()}
         self.run_log.step(stage, metrics)
         self.on_step(stage.name, self.position.stage_step, stage.steps, metrics)
@@ -210,6 +212,8 @@ class Trainer:
             self.engine.sync(self.policy, self.position.step)
         drawn, drawing = self.sampler.draw(run, self.position, phases)
         reused = self.sampler.reuse(run, self.position, self.run_log.experience)
+        now = run.coefficients.before_rollout()
+        passes = ScoringPasses.needed(now, self.settings.alarms, stage_step=self.position.stage_step)
         with (
             measure(phases, "experience"),
             reference_on_device(self.accelerator, self.settings.distribution, self.reference),
@@ -220,8 +224,9 @@ class Trainer:
                 self.reference,
                 [*drawn.rollouts, *reused.rollouts],
                 [*drawn.scores, *reused.scores],
-                run.coefficients.before_rollout(),
+                now,
                 micro_batch_tokens=self.settings.micro_batch_tokens,
+                passes=passes,
             )
             fresh = experiences[: len(drawn.rollouts)]
             seen = self._look(stage, fresh, outputs[: len(fresh)])
@@ -237,6 +242,7 @@ class Trainer:
                 replay=run.next_replay(),
                 micro_batch_tokens=self.settings.micro_batch_tokens,
                 critic_only=critic_only,
+                with_agreement=not passes.policy,
             )
         with measure(phases, "log"):
             shown = self.run_log.samples(
@@ -273,12 +279,12 @@ class Trainer:
             self.position.reference_step = step
 
     def _look(
-        self, stage: Stage, experiences: Sequence[Experience], outputs: Sequence[PolicyOutput]
+        self, stage: Stage, experiences: Sequence[Experience], outputs: Sequence[PolicyOutput | None]
     ) -> dict[str, Tensor]:
         """Metric sums before the update, over all ranks; refuses to train on another policy's samples."""
         parts = [rollout_metrics(*part, stage) for part in zip(experiences, outputs, strict=True)]
         seen = reduce_metrics(self.accelerator, add_metrics(parts))
-        if self.position.stage_step in (0, stage.critic_warmup_steps):
+        if is_agreement_tested(stage, self.position.stage_step):
             require_agreement(
                 seen,
                 place=f"stage {stage.name}, first step",

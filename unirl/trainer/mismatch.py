@@ -16,10 +16,12 @@ from unirl.types import Experience, Rollout
 
 __all__ = [
     "effective_fraction",
+    "is_agreement_tested",
     "likely_cause",
     "mismatch_metrics",
     "old_logprobs_and_weights",
     "require_agreement",
+    "require_support",
 ]
 
 
@@ -44,7 +46,7 @@ def old_logprobs_and_weights(
     Raises:
         RolloutError: If the trainer gives a sampled token no probability at all.
     """
-    _require_support(output, rollout, mask)
+    require_support(output, rollout, mask)
     if stage.importance == "none":
         return rollout.old_logprobs, None
     engine, trainer = rollout.old_logprobs, output.logprobs.detach()
@@ -86,6 +88,11 @@ def effective_fraction(metrics: Mapping[str, float]) -> float:
     """Share of the tokens that as many equal weights would stand for: (sum w)^2 / (n sum w^2)."""
     squared = metrics["importance/weight_squared"]
     return metrics["importance/weight"] ** 2 / squared if squared else 0.0
+
+
+def is_agreement_tested(stage: Stage, stage_step: int) -> bool:
+    """Whether `require_agreement` guards a step, counted from 0: the first of critic and of policy."""
+    return stage_step in (0, stage.critic_warmup_steps)
 
 
 def require_agreement(
@@ -177,7 +184,8 @@ def _scored(policy: Policy, rollout: Rollout, temperature: float, *, with_gramma
     )[0]
 
 
-def _require_support(output: PolicyOutput, rollout: Rollout, mask: Tensor) -> None:
+def require_support(output: PolicyOutput, rollout: Rollout, mask: Tensor) -> None:
+    """Refuse samples with a token (of the mask) that the trainer gives no probability at all."""
     outside = mask & ~output.logprobs.isfinite()
     if bool(outside.any()):
         row, token = outside.nonzero()[0].tolist()

@@ -156,6 +156,7 @@ def replay_rollouts(
     sampling: SamplingSettings,
     *,
     tokens: int = 0,
+    with_values: bool = True,
 ) -> list[PolicyOutput]:
     """Score the responses of this rank's rollouts, one rollout at a time or under a budget of tokens.
 
@@ -164,29 +165,37 @@ def replay_rollouts(
         model, policy, sampling: See `replay_tokens`.
         rollouts: This rank's.
         tokens: Of a micro-batch, padding included; 0 runs each rollout as it is.
+        with_values: As for `Policy.forward`.
 
     Returns:
         One output for each rollout. With a budget, what stands off the response mask is 0.
     """
     if not tokens:
-        return [replay_tokens(model, policy, rollout, sampling) for rollout in rollouts]
+        return [
+            replay_tokens(model, policy, rollout, sampling, with_values=with_values) for rollout in rollouts
+        ]
     if len({rollout.direction for rollout in rollouts}) > 1:
         outputs: dict[int, PolicyOutput] = {}
         for direction in sorted({rollout.direction for rollout in rollouts}):
             places = [i for i, rollout in enumerate(rollouts) if rollout.direction == direction]
-            own = [rollouts[i] for i in places]
-            outputs |= zip(
-                places,
-                replay_rollouts(accelerator, model, policy, own, sampling, tokens=tokens),
-                strict=True,
+            own = replay_rollouts(
+                accelerator,
+                model,
+                policy,
+                [rollouts[i] for i in places],
+                sampling,
+                tokens=tokens,
+                with_values=with_values,
             )
+            outputs |= zip(places, own, strict=True)
         return [outputs[i] for i in range(len(rollouts))]
     whole = join_rollouts(rollouts)
     lengths = row_lengths(whole)
     most = max(gather_rows(accelerator, [len(pack_rows(lengths, tokens))]))
     found: dict[str, Tensor] = {}
     for rows in pack_rows(lengths, tokens, num_batches=most):
-        output = replay_tokens(model, policy, take_rollout(whole, rows or [0]), sampling)
+        part = take_rollout(whole, rows or [0])
+        output = replay_tokens(model, policy, part, sampling, with_values=with_values)
         for field in dataclasses.fields(output):
             value: Tensor = getattr(output, field.name)
             shape = whole.response_mask.shape

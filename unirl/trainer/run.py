@@ -172,7 +172,8 @@ class _StageBars:
             self._name, self._open = stage, step_bar(f"stage {stage}", total, show=self._show)
             self._bar = self._open.__enter__()
         if self._bar is not None:
-            self._bar.update(done, {"reward": metrics["reward/mean"], "kl": metrics["kl/reference"]})
+            shown = {"reward": "reward/mean", "kl": "kl/reference"}
+            self._bar.update(done, {name: metrics[key] for name, key in shown.items() if key in metrics})
 
     def _close(self) -> None:
         if self._open is not None:

@@ -18,7 +18,7 @@ from unirl.trainer.mismatch import mismatch_metrics
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Rollout
 
-__all__ = ["measure", "resident_bytes", "rollout_metrics", "row_metrics", "tokens_per_s"]
+__all__ = ["agreement_metrics", "measure", "resident_bytes", "rollout_metrics", "row_metrics", "tokens_per_s"]
 
 
 @contextmanager
@@ -44,23 +44,37 @@ def resident_bytes() -> float:
     return float(psutil.Process().memory_info().rss)
 
 
-def rollout_metrics(experience: Experience, output: PolicyOutput, stage: Stage) -> dict[str, Tensor]:
+def rollout_metrics(experience: Experience, output: PolicyOutput | None, stage: Stage) -> dict[str, Tensor]:
     """Metric sums before the update: divergence, entropy, agreement of engine and trainer.
 
     Args:
-        experience: One micro-batch.
-        output: What the policy says of its tokens with the weights that they were sampled with.
+        experience: Of one rollout. Without log-probs of the reference nothing is said of the divergence.
+        output: As for `agreement_metrics`, of which nothing is said without it.
         stage: Says how a disagreement is corrected.
     """
     rollout, mask = experience.rollout, experience.loss_mask
-    divergence, direction = kl_k1(experience.old_logprobs, experience.ref_logprobs), rollout.direction
+    metrics = {} if output is None else agreement_metrics(experience, output, stage)
+    if experience.ref_logprobs is not None:
+        divergence, direction = kl_k1(experience.old_logprobs, experience.ref_logprobs), rollout.direction
+        metrics |= token_metrics("kl", mask, sums={"reference": divergence, direction: divergence})
+        metrics[f"kl/{direction}_tokens"] = mask.sum().double()
+    return metrics | _row_use(rollout)
+
+
+@torch.no_grad()
+def agreement_metrics(experience: Experience, output: PolicyOutput, stage: Stage) -> dict[str, Tensor]:
+    """Metric sums of one micro-batch before the update: entropy, and agreement of engine and trainer.
+
+    Args:
+        experience: The micro-batch.
+        output: What the policy says of its tokens with the weights that they were sampled with.
+        stage: Says how a disagreement is corrected.
+    """
+    mask, direction = experience.loss_mask, experience.rollout.direction
     return {
-        **token_metrics("kl", mask, sums={"reference": divergence, direction: divergence}),
         **token_metrics("entropy", mask, sums={direction: output.entropy}),
-        f"kl/{direction}_tokens": mask.sum().double(),
         f"entropy/{direction}_tokens": mask.sum().double(),
         **mismatch_metrics(experience, output, stage),
-        **_row_use(rollout),
     }
 
 

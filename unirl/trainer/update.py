@@ -14,10 +14,12 @@ from unirl.algorithms import add_metrics, kl_loss, masked_sum, value_loss
 from unirl.policies.policy import Policy, PolicyOutput
 from unirl.trainer.algorithms import ALGORITHMS, kl_place, loss_count, loss_weights
 from unirl.trainer.distributed import global_count
+from unirl.trainer.mismatch import require_support
 from unirl.trainer.replay import replay_tokens
 from unirl.trainer.row_batches import budgeted_batches, every_nth_prompt
 from unirl.trainer.sft import supervised_batch
 from unirl.trainer.stages import Stage
+from unirl.trainer.step_metrics import agreement_metrics
 from unirl.types import Direction, Experience, Prompt
 
 __all__ = ["update_policy"]
@@ -34,6 +36,7 @@ def update_policy(
     replay: Sequence[Prompt] = (),
     micro_batch_tokens: int = 0,
     critic_only: bool = False,
+    with_agreement: bool = False,
 ) -> dict[str, Tensor]:
     """Take `stage.epochs` x `stage.updates_per_step` optimizer steps.
 
@@ -54,9 +57,14 @@ def update_policy(
         micro_batch_tokens: Rows of all ranks are dealt out and packed into micro-batches of so many tokens;
             0 takes each experience as one.
         critic_only: Fit the critic and leave the policy, its optimizer's state too, as it is.
+        with_agreement: Tell, too, how far engine and trainer agree, as a forward pass before the update
+            would; there must be one update only.
 
     Returns:
         Metric sums of this rank, see `unirl.algorithms.add_metrics`.
+
+    Raises:
+        RolloutError: With `with_agreement`, if a sampled token has no probability at all.
     """
     metrics: list[Mapping[str, Tensor]] = []
     updates = [
@@ -75,7 +83,11 @@ def update_policy(
             for i, batch in enumerate(batches):
                 last = i + 1 == len(batches)
                 with nullcontext() if last else accelerator.no_sync(model):
-                    metrics.append(_backward(accelerator, model, batch, stage, counts, kl_coef, critic_only))
+                    metrics.append(
+                        _backward(
+                            accelerator, model, batch, stage, counts, kl_coef, critic_only, with_agreement
+                        )
+                    )
             if critic_only:
                 _drop_gradients(accelerator.unwrap_model(model).trained_parameters())
             norm = accelerator.clip_grad_norm_(model.parameters(), stage.max_grad_norm)
@@ -129,6 +141,7 @@ def _backward(
     counts: Mapping[Direction, Counts],
     kl_coef: float | None,
     critic_only: bool,
+    with_agreement: bool,
 ) -> dict[str, Tensor]:
     direction = batch.rollout.direction
     own, count = stage.of(direction), counts[direction]
@@ -141,13 +154,17 @@ def _backward(
         entropy_gradient=own.entropy_coef != 0.0,
         with_values=ALGORITHMS[own.algorithm].uses_critic,
     )
+    agreement: dict[str, Tensor] = {}
+    if with_agreement:
+        require_support(output, batch.rollout, batch.loss_mask)
+        agreement = agreement_metrics(batch, output, stage)
     policy, metrics = _policy_loss(output, batch, own, count, own.kl_coef if kl_coef is None else kl_coef)
     critic, critic_metrics = _critic_loss(output, batch, own, count)
     # Ranks wait for a gradient of every parameter: what is not trained has one of zero.
     loss = (0.0 * policy if critic_only else policy) + critic
     # Ranks average their gradients; the denominators already count what all of them hold.
     accelerator.backward(stage.loss_weight(direction) * loss * accelerator.num_processes)
-    return critic_metrics if critic_only else {**metrics, **critic_metrics}
+    return agreement | critic_metrics | ({} if critic_only else metrics)
 
 
 def _policy_loss(
@@ -164,7 +181,7 @@ def _policy_loss(
         denominator=count.loss,
         weights_BT=_token_weights(batch, stage),
     )
-    if kl_place(stage) == "loss":
+    if kl_place(stage) == "loss" and batch.ref_logprobs is not None:
         divergence, _ = kl_loss(
             output.logprobs,
             batch.ref_logprobs,

@@ -21,6 +21,7 @@ from unirl.policies.image_tokenizer import ImageTokenizer, ImageTokenizerConfig
 from unirl.policies.token_lm import TokenLM
 from unirl.rollout.engine import RolloutRequest
 from unirl.rollout.native import NativeEngine
+from unirl.trainer.alarms import AlarmSettings
 from unirl.trainer.loop import Trainer
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.stages import RunSettings, Stage
@@ -139,7 +140,7 @@ def make_trainer(data: Path, folder: Path, clock: Clock, *, response_length: int
     trainer = Trainer(
         RunDirectory(folder / "run"),
         (stage,),
-        RunSettings(micro_prompts=NUM_ROWS // GROUP),
+        RunSettings(micro_prompts=NUM_ROWS // GROUP, alarms=AlarmSettings(kl=None)),
         policy=policy,
         tokenizer=_tokenizer(),
         reward=words,
