@@ -19,8 +19,8 @@ def chosen_logprobs(
 
         d logprob / d logits[v] = (1[v = id] - p[v]) / temperature
 
-    Values and gradient are the same bits as the traced ones. For the backward pass one (B, T, V) is kept, the
-    probabilities, and gone over twice; traced, it is four.
+    Log-probs are the same bits as the traced ones; entropy and gradient differ in rounding. For the backward
+    pass one (B, T, V) is kept, exp(z - max z), and gone over once; traced, it is four.
 
     Args:
         logits: Float32 or float64 (B, T, V), guidance mixed in.
@@ -40,26 +40,28 @@ class _ChosenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, ids: Tensor, allowed: Tensor | None, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        scores = logits / temperature
+        scores = logits if temperature == 1.0 else logits / temperature
         if allowed is not None:
-            scores.masked_fill_(~allowed, -math.inf)
-        scores.sub_(scores.amax(-1, keepdim=True))
-        log_total = scores.logsumexp(-1)
+            scores = scores.masked_fill(~allowed, -math.inf)
+        scores = scores - scores.amax(-1, keepdim=True)
         chosen = scores.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        probs = (scores - log_total.unsqueeze(-1)).exp_()
+        weights = scores.exp()
+        total = weights.sum(-1)
+        log_total = total.log()
         # 0 * -inf is NaN: an id without probability adds nothing.
-        expected_score = scores.masked_fill_(scores.isneginf(), 0.0).mul_(probs).sum(-1)
+        expected_score = scores.clamp_(min=torch.finfo(scores.dtype).min).mul_(weights).sum(-1) / total
         entropy = log_total - expected_score
-        ctx.save_for_backward(probs, ids, chosen.isneginf())
+        ctx.save_for_backward(weights, total, ids, chosen.isneginf())
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy)
         return chosen - log_total, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        probs, ids, is_impossible = ctx.saved_tensors
-        gradient = gradients[0].unsqueeze(-1)
-        found = probs * -gradient
+        weights, total, ids, is_impossible = ctx.saved_tensors
+        gradient = gradients[0] / ctx.temperature
+        found: Tensor = weights * -(gradient / total).unsqueeze(-1)
         # An id that is not allowed has a log-prob of -inf that no logit can change.
-        found.scatter_add_(-1, ids.unsqueeze(-1), gradient.masked_fill(is_impossible.unsqueeze(-1), 0.0))
-        return found if ctx.temperature == 1.0 else found.div_(ctx.temperature), None, None, None
+        chosen = gradient.masked_fill(is_impossible, 0.0)
+        found.scatter_add_(-1, ids.unsqueeze(-1), chosen.unsqueeze(-1))
+        return found, None, None, None

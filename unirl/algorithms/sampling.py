@@ -119,7 +119,7 @@ def token_logprobs(
         temperature: Above 0, the one that was sampled with.
         uncond, guidance: As `log_distribution`, the ones that were sampled with.
         entropy_gradient: Let the entropy carry a gradient to `logits`, as the log-probs do. Without it the
-            backward pass is cheaper, and the log-probs and their gradient are the same bits.
+            backward pass is cheaper, the log-probs are the same bits, and their gradient is to rounding.
 
     Returns:
         logprobs (B, T) and entropy (B, T), nats, float32 (float64 for float64 logits). The log-prob of an id

@@ -22,6 +22,7 @@ from unirl.errors import ConfigError
 from unirl.policies.adapters import merged_weights
 from unirl.policies.chunks import score_in_chunks
 from unirl.policies.critic import OwnCritic, ValueHead, run_trunk
+from unirl.policies.rms_norm import take_over_norms
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import CriticKind, Direction, Prompt
 
@@ -77,6 +78,7 @@ class Policy(nn.Module, ABC):
             self.register_buffer(f"masks_{direction}", masks.to(lm.device), persistent=False)
             self.register_buffer(f"places_{direction}", grammar.places.to(lm.device), persistent=False)
         silence_dropout(lm)
+        take_over_norms(lm)
         self.eval()
 
     @property
