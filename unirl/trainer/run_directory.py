@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -94,7 +95,7 @@ class RunDirectory:
                 "store": None,
                 "snapshot": None,
                 "reward": None,
-                "command": " ".join(sys.argv),
+                "command": _command(),
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
@@ -158,6 +159,14 @@ def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
         for key, child in items
         for name, leaf in flat_settings(child, f"{path}.{key}" if path else str(key)).items()
     }
+
+
+def _command() -> str:
+    """What was typed, without the folders in which this machine keeps its programs."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is None:
+        return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join(["python", "-m", module.name.removesuffix(".__main__"), *sys.argv[1:]])
 
 
 def _versions() -> dict[str, str]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,20 @@ def record(path: Path, **changes: Any) -> RunDirectory:
 
 def read(path: Path) -> dict[str, Any]:
     return json.loads((path / "run.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [(None, "unirl train shapes"), ("recipes.shapes", "python -m recipes.shapes train shapes")],
+)
+def test_the_command_names_no_folder_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str | None, command: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/home/me/bin/unirl", "train", "shapes"])
+    spec = None if module is None else ModuleSpec(module, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    record(tmp_path / "run")
+    assert read(tmp_path / "run")["command"] == command
 
 
 def test_the_record_lets_somebody_repeat_the_run(tmp_path: Path) -> None:
