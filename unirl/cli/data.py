@@ -68,6 +68,8 @@ def query(
     """
     from storage import FeatureStore
 
+    if not sql.strip():
+        raise typer.BadParameter('the condition is empty; write one, such as "width >= 256", or leave it out')
     format = _format(as_json=as_json, as_csv=as_csv, as_parquet=as_parquet)
     opened = FeatureStore.open(store)
     if sql.lstrip().lower().startswith(("select", "with", "from", "(")):

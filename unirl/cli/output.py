@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -13,7 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-__all__ = ["AsJson", "StoreFolder", "StorePath", "counted", "progress_bar", "tell", "two_columns"]
+__all__ = [
+    "AsJson",
+    "StoreFolder",
+    "StorePath",
+    "counted",
+    "progress_bar",
+    "require_http",
+    "tell",
+    "two_columns",
+]
 
 StorePath = Annotated[str, typer.Argument(help="Folder of the store; to read, also its URL.")]
 StoreFolder = Annotated[str, typer.Argument(help="Folder of the store, on this machine.")]
@@ -31,6 +40,13 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def require_http(urls: Iterable[str]) -> None:
+    """Refuse what cannot be the address of a server, before anything is sent."""
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(f"--endpoint {url}: wanted a URL such as http://127.0.0.1:8000/v1")
 
 
 def counted(number: int, noun: str) -> str:

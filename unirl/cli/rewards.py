@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from unirl.cli.output import AsJson, counted, tell
+from unirl.cli.output import AsJson, counted, require_http, tell
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
@@ -150,6 +150,7 @@ def label(
     """
     if (model is None) == (not endpoint):
         raise typer.BadParameter("name one of --model and --endpoint")
+    require_http(endpoint or [])
     if model is not None and question is not None:
         raise typer.BadParameter("--question belongs to --endpoint; a model of --model has its own")
     from unirl.rewards import Question, VlmYesNo, label_pairs, load_reward, read_pairs, write_pairs

@@ -28,6 +28,11 @@ RECIPES: Final = "unirl.recipes"
 """Entry point group: name -> function (*, seed), some with `tiny`, that returns a `Recipe`."""
 TINY: Final = "_tiny"
 """Ends the name of a recipe's tiny form."""
+RUN_PARTS: Final = frozenset(
+    ("run.json", "metrics.jsonl", "files", "store", "models", "checkpoints", "experience", "tensorboard")
+)
+LOGS: Final = (".log", ".out", ".err")
+"""A scheduler may have put its own files into the folder of a run that is to begin."""
 EXIT_PROBLEMS: Final = 1
 EXIT_ALARM: Final = 4
 """The run was ended by an alarm, with its state saved."""
@@ -93,6 +98,7 @@ def train(
     ]
     made = recipe_of(recipe, seed, assignments)
     place = run or Path("runs") / recipe
+    _require_run_folder(place)
     if dry_run:
         _print_plan(made, place, ranks, as_json)
     else:
@@ -136,6 +142,16 @@ def _require_store_recipe(name: str, seed: int) -> None:
 
     if not isinstance(_named(name, seed).data, HasStore):
         raise typer.BadParameter(f"recipe {name} makes its own data; --store is for recipes such as own_data")
+
+
+def _require_run_folder(place: Path) -> None:
+    """Refuse a place with something else, such as the pictures, before a run is begun in it."""
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"{place}: there is a file of this name; name a folder for the run")
+    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    others = {name for name in names if not name.startswith(".") and not name.endswith(LOGS)}
+    if others and not names & RUN_PARTS:
+        raise ConfigError(f"{place}: holds other things and no run; name a new folder with --run")
 
 
 def _lines(settings: Path | None) -> list[str]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import AsJson, counted, progress_bar
+from unirl.cli.output import AsJson, counted, progress_bar, require_http
 from unirl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def score(
         raise typer.BadParameter("name one of --reward FOLDER and --endpoint URL")
     if out is not None and out.suffix not in OUT_SUFFIXES:
         raise typer.BadParameter(f"--out {out}: wanted a name that ends in {', '.join(OUT_SUFFIXES)}")
+    require_http(endpoint or [])
     if endpoint and question is None:
         raise typer.BadParameter('with --endpoint say what to ask: --question "does this show {caption} ?"')
     made = _reward(reward, endpoint or [], token_file, question, image_size)

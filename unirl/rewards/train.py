@@ -104,8 +104,9 @@ def train_yes_no(
     warmup_steps = max(1, round(warmup_fraction * steps))
     losses = []
     console = Console(stderr=True)
+    is_shown = progress and console.is_terminal
     model.model.train()
-    for step in track(range(steps), "reward model", console=console, disable=not progress):
+    for step in track(range(steps), "reward model", console=console, disable=not is_shown):
         factor = learning_rate_factor(step, warmup_steps=warmup_steps, total_steps=steps, decay="cosine")
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate * factor

@@ -97,8 +97,9 @@ def train_preference(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=weight_decay)
     losses = []
     console = Console(stderr=True)
+    is_shown = progress and console.is_terminal
     model.train()
-    for step in track(range(steps), "preference reward", console=console, disable=not progress):
+    for step in track(range(steps), "preference reward", console=console, disable=not is_shown):
         generator = np.random.default_rng([seed, step])
         batch = [trained[row] for row in generator.integers(len(trained), size=batch_size)]
         factor = learning_rate_factor(
