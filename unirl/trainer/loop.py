@@ -26,12 +26,7 @@ from unirl.trainer.offline import reused_metrics
 from unirl.trainer.optimizer import set_learning_rates
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
 from unirl.trainer.rank_failure import FailureWatch
-from unirl.trainer.reference_refresh import (
-    is_refresh_due,
-    load_reference,
-    move_reference,
-    require_movable,
-)
+from unirl.trainer.reference_refresh import is_refresh_due, load_reference, move_reference, require_movable
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.run_log import RunLog
 from unirl.trainer.scoring_passes import ScoringPasses
