@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any
 
+from recipes.gpu_forms import gpu_settings, tiny_form
 from recipes.own_data import CAPTIONED, HELD_OUT, TRAINED, OwnData
 from recipes.picture_scoring import PictureScoring
-from recipes.shapes import ShapesData
 from recipes.tiny_models import TinyJanus
 from unirl.cli import main
-from unirl.trainer.distribution import Distribution
 from unirl.trainer.recipe import Recipe, SupervisedTraining, TokenizerTraining
-from unirl.trainer.stages import RunSettings, Stage
+from unirl.trainer.stages import Stage
 
 __all__ = ["janus_pro_t2i"]
 
@@ -69,51 +67,17 @@ def janus_pro_t2i(*, seed: int = 0, tiny: bool = False) -> Recipe:
         reward=None,
         scoring=SCORING,
         lora_rank=32,
-        settings=RunSettings(
-            seed=seed,
-            micro_prompts=2,
-            micro_batch_tokens=8192,
-            logits_chunk=2048,
-            checkpoint_every=20,
-            evaluate_every=50,
-            max_logprob_gap=0.1,
-            distribution=Distribution(mixed_precision="bf16", checkpoint_activations=True),
-        ),
+        settings=gpu_settings(seed=seed),
     )
-    return _tiny(recipe) if tiny else recipe
-
-
-def _tiny(recipe: Recipe) -> Recipe:
-    """The same run at a size for two CPU cores and seconds."""
-    (stage,) = recipe.stages
-    shrunk: dict[str, Any] = {
-        "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 2,
-        "warmup_steps": 1,
-        "max_words": 12,
-    }
-    return replace(
+    if not tiny:
+        return recipe
+    rewards = {name: f"{{models}}/start/{name}" for name in ("vqa", "similarity", "preference")}
+    return tiny_form(
         recipe,
-        name="janus_pro_t2i_tiny",
-        data=ShapesData(num_sft=8, num_rl=12, num_eval=8),
-        evaluation_rows="split = 'eval'",
-        tokenizer_rows="split = 'rl'",
-        warm_up_rows="split = 'rl'",
-        reward_rows="split = 'rl'",
-        num_evaluation_prompts=4,
-        stages=(replace(stage, prompts="split = 'rl'", **shrunk),),
         models=TinyJanus(),
-        tokenizer=TokenizerTraining(model="{models}/start/policy"),
-        sft=SupervisedTraining(model="{models}/start/policy"),
-        scoring=replace(
-            SCORING,
-            vqa="{models}/start/vqa",
-            similarity="{models}/start/similarity",
-            preference="{models}/start/preference",
-        ),
-        lora_rank=4,
-        settings=replace(recipe.settings, distribution=Distribution(), evaluate_every=1, micro_prompts=2),
+        stage={"max_words": 12},
+        settings={"evaluate_every": 1},
+        scoring=replace(SCORING, **rewards),
     )
 
 

@@ -16,17 +16,14 @@ size. Tests run `--tiny` on a CPU: random weights of the same classes.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from typing import Any
 
+from recipes.gpu_forms import gpu_settings, tiny_form
 from recipes.own_data import HELD_OUT, PICTURED, TRAINED, OwnData
 from recipes.picture_scoring import PictureScoring
-from recipes.shapes import ShapesData
 from recipes.tiny_models import TinyJoint
 from unirl.cli import main
-from unirl.trainer.distribution import Distribution
 from unirl.trainer.recipe import Recipe, SupervisedTraining, TokenizerTraining
-from unirl.trainer.stages import RunSettings, Stage
+from unirl.trainer.stages import Stage
 
 __all__ = ["joint_llama_text_then_image"]
 
@@ -85,53 +82,18 @@ def joint_llama_text_then_image(*, seed: int = 0, tiny: bool = False) -> Recipe:
         sft=SupervisedTraining(model="models/joint"),
         reward=None,
         scoring=PictureScoring(),
-        settings=RunSettings(
-            seed=seed,
-            rollout="vllm",
-            micro_prompts=4,
-            micro_batch_tokens=16384,
-            logits_chunk=2048,
-            checkpoint_every=20,
-            evaluate_every=50,
-            max_logprob_gap=0.1,
-            distribution=Distribution(mixed_precision="bf16", checkpoint_activations=True),
-        ),
+        settings=gpu_settings(seed=seed, rollout="vllm", micro_prompts=4, micro_batch_tokens=16384),
     )
-    return _tiny(recipe) if tiny else recipe
-
-
-def _tiny(recipe: Recipe) -> Recipe:
-    """The same run at a size for two CPU cores and seconds, sampled from by the native engine."""
-    shrunk: dict[str, Any] = {
-        "steps": 1,
-        "prompts": "split = 'rl'",
-        "prompts_per_step": 4,
-        "group_size": 2,
-        "warmup_steps": 1,
-        "max_words": 8,
-        "replay_prompts": 2,
-    }
-    settings = replace(
-        recipe.settings, rollout="native", micro_prompts=4, evaluate_every=0, distribution=Distribution()
-    )
-    stages = tuple(
-        replace(stage, overlong_buffer=min(stage.overlong_buffer, 2), **shrunk) for stage in recipe.stages
-    )
-    return replace(
+    if not tiny:
+        return recipe
+    return tiny_form(
         recipe,
-        name="joint_llama_text_then_image_tiny",
-        data=ShapesData(num_sft=8, num_rl=12, num_eval=8),
-        evaluation_rows="split = 'eval'",
-        tokenizer_rows="split = 'rl'",
-        warm_up_rows="split = 'sft'",
-        reward_rows="split = 'rl'",
-        num_evaluation_prompts=4,
-        stages=stages,
         models=TinyJoint(),
-        tokenizer=TokenizerTraining(model="{models}/start/tokenizer"),
-        sft=SupervisedTraining(model="{models}/start/policy"),
+        tokenizer="tokenizer",
+        stage={"steps": 1, "max_words": 8},
+        settings={"rollout": "native", "evaluate_every": 0},
+        warm_up_rows="split = 'sft'",
         scoring=PictureScoring(vqa="{models}/start/vqa", similarity="{models}/start/similarity"),
-        settings=settings,
     )
 
 

@@ -19,22 +19,21 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from recipes.gpu_forms import gpu_settings, tiny_form
 from recipes.own_data import HELD_OUT, PICTURED, TRAINED, CaptionJudge, OwnData
 from recipes.tiny_models import QUESTIONS, TinyJanus
 from recipes.worlds.shapes import all_captions, all_scenes, draw_scene
 from recipes.worlds.world_files import make_world
 from unirl.cli import main
 from unirl.rewards import Ensemble, ExactMatch, Length
-from unirl.trainer.distribution import Distribution
 from unirl.trainer.recipe import Recipe, SupervisedTraining, TokenizerTraining
-from unirl.trainer.stages import RunSettings, Stage
+from unirl.trainer.stages import Stage
 from unirl.types import Judge, Reward
 
 __all__ = ["AnswerRule", "TinyQuestions", "vlm_text_grpo"]
@@ -130,45 +129,17 @@ def vlm_text_grpo(*, seed: int = 0, tiny: bool = False) -> Recipe:
         reward=None,
         scoring=AnswerRule(),
         lora_rank=32,
-        settings=RunSettings(
-            seed=seed,
-            micro_prompts=2,
-            micro_batch_tokens=8192,
-            logits_chunk=2048,
-            checkpoint_every=20,
-            evaluate_every=50,
-            max_logprob_gap=0.1,
-            distribution=Distribution(mixed_precision="bf16", checkpoint_activations=True),
-        ),
+        settings=gpu_settings(seed=seed),
     )
-    return _tiny(recipe) if tiny else recipe
-
-
-def _tiny(recipe: Recipe) -> Recipe:
-    """The same run at a size for two CPU cores and seconds."""
-    (stage,) = recipe.stages
-    shrunk: dict[str, Any] = {
-        "steps": 2,
-        "prompts_per_step": 4,
-        "group_size": 4,
-        "warmup_steps": 1,
-        "max_words": 3,
-    }
-    return replace(
+    if not tiny:
+        return recipe
+    return tiny_form(
         recipe,
-        name="vlm_text_grpo_tiny",
-        data=TinyQuestions(),
-        evaluation_rows="split = 'eval'",
-        tokenizer_rows="split = 'rl'",
-        warm_up_rows="split = 'rl'",
-        reward_rows="split = 'rl'",
-        num_evaluation_prompts=8,
-        stages=(replace(stage, prompts="split = 'rl'", overlong_buffer=1, **shrunk),),
         models=TinyJanus(),
-        tokenizer=TokenizerTraining(model="{models}/start/policy"),
-        sft=SupervisedTraining(model="{models}/start/policy"),
-        lora_rank=4,
-        settings=replace(recipe.settings, distribution=Distribution(), evaluate_every=0),
+        stage={"group_size": 4, "max_words": 3},
+        settings={"evaluate_every": 0},
+        data=TinyQuestions(),
+        num_evaluation_prompts=8,
     )
 
 
