@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 from recipes.gpu_forms import gpu_settings, tiny_form
 from recipes.own_data import CAPTIONED, HELD_OUT, TRAINED, OwnData
@@ -71,7 +72,9 @@ def janus_pro_t2i(*, seed: int = 0, tiny: bool = False) -> Recipe:
     )
     if not tiny:
         return recipe
-    rewards = {name: f"{{models}}/start/{name}" for name in ("vqa", "similarity", "preference")}
+    rewards: dict[str, Any] = {
+        name: f"{{models}}/start/{name}" for name in ("vqa", "similarity", "preference")
+    }
     return tiny_form(
         recipe,
         models=TinyJanus(),
