@@ -134,6 +134,11 @@ def make_policy(seed: int = 0, **sizes: int) -> TokenLM:
     return TokenLM.create(config, make_vocabulary(), seed=seed)
 
 
+def make_served_policy() -> TokenLM:
+    """One with heads that are wide enough for vLLM on a CPU."""
+    return make_policy(width=64)
+
+
 def make_store(path: Path, *, encoded: bool = True) -> FeatureStore:
     """32 pictures with captions; every fourth is held out for evaluation."""
     store = FeatureStore.create(path)

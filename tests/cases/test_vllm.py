@@ -32,10 +32,10 @@ from unirl.rollout.engine import RolloutRequest
 from unirl.rollout.server_client import RemoteVllm
 from unirl.rollout.vllm_caches import reset_caches
 from unirl.rollout.vllm_engine import VllmEngine, start_local, write_model_config
-from unirl.rollout.vllm_memory import memory_alarm
 from unirl.rollout.vllm_requests import AllowedIds, EngineInfo, TokenAnswer, TokenRequest, WeightBucket
 from unirl.rollout.weight_sync_backends import BACKENDS
 from unirl.rollout.weight_sync_memory import SharedBlock, fill, layout
+from unirl.trainer.alarms import AlarmSettings, AlarmWatch
 from unirl.trainer.replay import replay_tokens
 from unirl.types import Direction, Prompt, Rollout, SamplingSettings
 
@@ -292,12 +292,20 @@ def test_vllm_02_a_reset_that_does_nothing_stops_the_run() -> None:
 
 
 def test_vllm_03_a_sleeping_engine_that_keeps_memory_raises_an_alarm() -> None:
-    total, asleep = 80e9, 4e9
-    leaking = [total - asleep - step * 1e9 for step in range(20)]
-    assert "keeps 19000 MB more than 19 steps ago" in str(memory_alarm(leaking))
-    wobbling = [total - asleep + (3e9 if step % 7 == 3 else 0) - step * 5e6 for step in range(20)]
-    assert memory_alarm(wobbling) is None
-    assert memory_alarm(leaking[:5]) is None
+    """In use on the GPU after each step, 4 GB more by then than an engine that sleeps should keep."""
+
+    def raised(held: Sequence[float]) -> list[str]:
+        watch = AlarmWatch(AlarmSettings())
+        place = {"kind": "train", "stage": "image", "direction": "image"}
+        lines = [{**place, "step": n, "memory/gpu_bytes": value} for n, value in enumerate(held)]
+        return [alarm.message for line in lines for alarm in watch.see(line)]
+
+    (message,) = raised([4e9 + step * 1e9 for step in range(20)])
+    assert "memory in use on the GPU has grown all the time since step 0, by about 19000 MB" in message
+    wobbling = [4e9 + (3e9 if step % 7 == 3 else 0) + step * 5e6 for step in range(20)]
+    once = [4e9 + (8e9 if step > 6 else 0) for step in range(40)]
+    assert not raised(wobbling) and not raised(once)
+    assert not raised([4e9 + step * 1e9 for step in range(19)])
 
 
 @pytest.fixture(scope="module")

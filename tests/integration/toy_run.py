@@ -19,6 +19,7 @@ import torch
 from storage import FeatureStore
 from unirl.config import replace_settings
 from unirl.errors import UniRLError
+from unirl.rollout.vllm_engine import open_engine
 from unirl.trainer.loop import StopAsked
 from unirl.trainer.preemption import REQUEUE_EXIT_CODE
 from unirl.trainer.sharding import open_accelerator
@@ -46,6 +47,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts-per-step", type=int, default=TOY.STAGES[0].prompts_per_step)
     parser.add_argument("--fail-on-rank", type=int, help="the reward fails there in the second step")
     parser.add_argument("--many-things", action="store_true", help="stages that do all that stages can")
+    parser.add_argument("--served", action="store_true", help="roll out on the server that the URL names")
     parser.add_argument("--set", action="append", default=[], help="a setting of the run and its value")
     arguments = parser.parse_args(given)
     logging.basicConfig(level=logging.WARNING)
@@ -55,6 +57,7 @@ def main(given: Sequence[str] | None = None) -> None:
     reward = TOY.Likes()
     if arguments.fail_on_rank == accelerator.process_index:
         reward = _Failing(reward)
+    policy = TOY.make_served_policy() if arguments.served else TOY.make_policy()
 
     def on_step(stage: str, done: int, total: int, metrics: Mapping[str, float]) -> None:
         sys.stdout.write(f"{stage} {done}\n")
@@ -71,6 +74,8 @@ def main(given: Sequence[str] | None = None) -> None:
             if arguments.many_things
             else [replace(stage, prompts_per_step=arguments.prompts_per_step) for stage in TOY.STAGES],
             settings=replace(settings, micro_batch_tokens=48) if arguments.many_things else settings,
+            policy=policy,
+            engine=open_engine("vllm", policy) if arguments.served else None,
             accelerator=accelerator,
             reward=reward,
             on_step=on_step,

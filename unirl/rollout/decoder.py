@@ -64,6 +64,6 @@ class Decoder(Protocol):
         """Copy rows `source` (K,) to `target` (K,) and keep the first `num_rows`."""
         ...
 
-    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
-        """Return logits (N, V) of hidden states (N, D)."""
+    def logits(self, hidden: Tensor, direction: Direction, ids: slice) -> Tensor:
+        """Return logits (..., K) of some ids, from hidden states (..., D)."""
         ...

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unirl.policies.policy import Policy
+from unirl.rollout.cache_memory import cache_zeros
 from unirl.rollout.decoder import Prefix
 from unirl.rollout.fused_weights import FusedLayer, FusedWeights
 from unirl.types import Direction
@@ -22,7 +23,7 @@ BLOCKS_PAY = 0.8
 """Share of the columns that blocks may read at most to be worth their calls."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries (N, heads, T, W), keys and values (N, kv heads, T, W)) -> (N, T, heads * W)."""
+"""(layer, queries (M, heads, W), keys and values (M, kv heads, W)) of M tokens -> (M, heads * W)."""
 
 
 class FusedDecoder:
@@ -43,6 +44,7 @@ class FusedDecoder:
         if compile:
             self._before = torch.compile(_before_attention, dynamic=True)
             self._after = torch.compile(_after_attention, dynamic=True)
+        self._scale = self.weights.head_width**-0.5
         self._softmax_dtype = torch.promote_types(dtype, torch.float32)
         self._clock = 0
         self._num_rows = 0
@@ -60,8 +62,8 @@ class FusedDecoder:
         if self._keys.ndim != 5 or any(
             have < need for have, need in zip(self._keys.shape, shape, strict=True)
         ):
-            self._keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            self._values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            self._keys = cache_zeros(shape, dtype=self.dtype, device=self.device)
+            self._values = cache_zeros(shape, dtype=self.dtype, device=self.device)
         self._hidden_columns = torch.zeros(
             num_rows, self._keys.shape[3], dtype=self.dtype, device=self.device
         )
@@ -69,7 +71,7 @@ class FusedDecoder:
 
     def prefill(self, ids: Tensor, mask: Tensor, pictures: Tensor | None) -> Prefix:
         """Run prompts through all layers with full attention."""
-        length = ids.shape[1]
+        num, length = ids.shape
         causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         itself = torch.eye(length, dtype=torch.bool, device=ids.device)
         # A padding column sees itself, so that its softmax is defined; nobody looks at it.
@@ -77,14 +79,15 @@ class FusedDecoder:
         keys, values = [], []
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (part.unflatten(0, (num, length)).transpose(1, 2) for part in (q, k, v))
             keys.append(k)
             values.append(v)
             grouped = self.weights.num_heads != self.weights.num_kv_heads
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=grouped)
-            return mixed.transpose(1, 2).flatten(2)
+            return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
         positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
-        hidden = self._run(ids, positions, attend)
+        hidden = self._run(ids.flatten(), positions.flatten(), attend).view(num, length, -1)
         return Prefix(hidden=hidden[:, -1], keys=tuple(keys), values=tuple(values))
 
     def place(self, rows: Tensor, prefix: Prefix, which: Tensor, lengths: Tensor) -> None:
@@ -106,38 +109,46 @@ class FusedDecoder:
         at, blocks = self._clock, self._blocks(lengths, oldest)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._keys[layer, : self._num_rows, :, at] = k[:, :, 0]
-            self._values[layer, : self._num_rows, :, at] = v[:, :, 0]
+            self._keys[layer, : self._num_rows, :, at] = k
+            self._values[layer, : self._num_rows, :, at] = v
+            q = q * self._scale
             parts = [
-                self._attend(layer, q[rows], rows, slice(at + 1 - window, at + 1)) for rows, window in blocks
+                self._attend(layer, q[rows], rows, slice(at + 1 - window, at + 1), is_even)
+                for rows, window, is_even in blocks
             ]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        hidden = self._run(ids[:, None], positions[:, None], attend)
+        hidden = self._run(ids, positions, attend)
         self._clock += 1
-        return hidden[:, 0]
+        return hidden
 
-    def _blocks(self, lengths: Sequence[int], oldest: int) -> list[tuple[slice, int]]:
-        """Rows that attend together and the columns they look at: all, or blocks if those read much less."""
+    def _blocks(self, lengths: Sequence[int], oldest: int) -> list[tuple[slice, int, bool]]:
+        """Rows that attend together, the columns they look at, and whether each has written in all of these.
+
+        All rows are one block, or blocks are few rows if those read much less.
+        """
         num = self._num_rows
         blocks = []
         for start in range(0, num, BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, num))
-            blocks.append((rows, max(lengths[rows])))
-        read = sum((rows.stop - rows.start) * window for rows, window in blocks)
-        return blocks if read < BLOCKS_PAY * num * oldest else [(slice(0, num), oldest)]
+            longest, shortest = max(lengths[rows]), min(lengths[rows])
+            blocks.append((rows, longest, longest == shortest))
+        read = sum((rows.stop - rows.start) * window for rows, window, _ in blocks)
+        if read < BLOCKS_PAY * num * oldest:
+            return blocks
+        return [(slice(0, num), oldest, min(lengths) == oldest)]
 
-    def _attend(self, layer: int, q: Tensor, rows: slice, window: slice) -> Tensor:
-        """Mix the values of some columns for queries (N, heads, 1, W) of some rows: (N, 1, heads * W)."""
+    def _attend(self, layer: int, q: Tensor, rows: slice, window: slice, is_even: bool) -> Tensor:
+        """Mix the values of some columns for scaled queries (N, heads, W) of some rows: (N, heads * W)."""
         w, num = self.weights, len(q)
         grouped = (num * w.num_kv_heads, w.num_heads // w.num_kv_heads)
         keys = self._keys[layer, rows].flatten(0, 1)[:, window]
         values = self._values[layer, rows].flatten(0, 1)[:, window]
-        scores = torch.bmm(q.reshape(*grouped, w.head_width), keys.transpose(1, 2))
-        scores = scores.view(num, w.num_heads, -1).mul_(w.head_width**-0.5)
-        scores = scores.add_(self._hidden_columns[rows, None, window])
+        scores = torch.bmm(q.view(*grouped, w.head_width), keys.transpose(1, 2))
+        if not is_even:
+            scores.view(num, w.num_heads, -1).add_(self._hidden_columns[rows, None, window])
         probs = scores.softmax(-1, dtype=self._softmax_dtype).to(self.dtype)
-        return torch.bmm(probs.view(*grouped, -1), values).view(num, 1, w.num_heads * w.head_width)
+        return torch.bmm(probs, values).view(num, w.num_heads * w.head_width)
 
     def move(self, source: Tensor, target: Tensor, num_rows: int) -> None:
         """Copy the used columns of rows."""
@@ -148,17 +159,17 @@ class FusedDecoder:
             self._hidden_columns[target] = self._hidden_columns[source]
         self._num_rows = num_rows
 
-    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
-        """Return logits (N, V) of both kinds of ids."""
-        return F.linear(hidden, self.weights.head)
+    def logits(self, hidden: Tensor, direction: Direction, ids: slice) -> Tensor:
+        """Return logits of some ids of both kinds; the others are not computed."""
+        return F.linear(hidden, self.weights.head[ids])
 
     def _run(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         w = self.weights
         cos, sin = (table[positions][:, None] for table in self._rotary)
-        x = F.embedding(ids, w.embedding)
+        x = F.embedding(ids, w.embedding)  # (M, D), and added to in place from here on
         for i, layer in enumerate(w.layers):
             q, k, v = self._before(x, layer, cos, sin, w.num_heads, w.num_kv_heads, w.eps)
-            x = self._after(x, attend(i, q, k, v), layer, w.eps)
+            self._after(x, attend(i, q, k, v), layer, w.eps)
         return _rms_norm(x, w.norm, w.eps)
 
     def _shift(self, kept: int) -> None:
@@ -183,10 +194,9 @@ class FusedDecoder:
 def _before_attention(
     x: Tensor, layer: FusedLayer, cos: Tensor, sin: Tensor, num_heads: int, num_kv_heads: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projections, rotary embedding: (N, T, C) to queries, keys and values (N, heads, T, W)."""
+    """Norm, projections, rotary embedding: (M, D) to queries, keys and values (M, heads, W)."""
     normed = _rms_norm(x, layer.attention_norm, eps)
-    mixed = F.linear(normed, layer.qkv, layer.qkv_bias)
-    heads = mixed.unflatten(-1, (num_heads + 2 * num_kv_heads, -1)).transpose(1, 2)
+    heads = F.linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (num_heads + 2 * num_kv_heads, -1))
     turned, v = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
     if layer.query_norm is not None and layer.key_norm is not None:
         q = _rms_norm(turned[:, :num_heads], layer.query_norm, eps)
@@ -198,12 +208,12 @@ def _before_attention(
     return turned[:, :num_heads], turned[:, num_heads:], v
 
 
-def _after_attention(x: Tensor, attended: Tensor, layer: FusedLayer, eps: float) -> Tensor:
-    """Output projection and the gated two-layer network, each added to its input."""
-    x = x + F.linear(attended, layer.out, layer.out_bias)
+def _after_attention(x: Tensor, attended: Tensor, layer: FusedLayer, eps: float) -> None:
+    """Output projection and the gated two-layer network, each added to x (M, D) in place."""
+    x.add_(F.linear(attended, layer.out, layer.out_bias))
     normed = _rms_norm(x, layer.mlp_norm, eps)
     gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-    return x + F.linear(F.silu(gate) * up, layer.down)
+    x.add_(F.linear(F.silu(gate).mul_(up), layer.down))
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -101,9 +101,9 @@ class GenericDecoder:
         self._seen = self._seen[:num_rows]
         self._num_rows = num_rows
 
-    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
-        """Return the policy's logits (N, V)."""
-        return self.policy.logits(hidden, direction)
+    def logits(self, hidden: Tensor, direction: Direction, ids: slice) -> Tensor:
+        """Return the policy's logits of some ids."""
+        return self.policy.logits(hidden, direction)[..., ids]
 
     def _fill(self, prefix: Prefix) -> None:
         """Make the columns up to the clock, the first time that a prompt shows their shape."""

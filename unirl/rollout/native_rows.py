@@ -63,8 +63,9 @@ class Rows:
         device = policy.device
         self._kinds: list[int] = policy.vocabulary.grammar(self.direction).places.tolist()
         """Which mask holds at each place of a response; empty if one holds at all."""
-        self._candidates: dict[int, Tensor] = {}
-        """Allowed ids (K,), ascending, by the kind of the place."""
+        self._candidates: dict[int, tuple[slice, Tensor]] = {}
+        """By the kind of the place: from the first allowed id to the last, and which of these are allowed,
+        int64 (K,), ascending, counted from the first."""
         streams = [sample_stream(s.seed, s.sample, s.max_new_tokens) for s in samples]
         uniforms = np.stack([np.pad(stream, (0, self.length - len(stream))) for stream in streams])
         self._uniforms = torch.from_numpy(uniforms).to(device)
@@ -131,9 +132,7 @@ class Rows:
         hidden = self._hidden.view(len(self._place_of), self.branches, -1)
         if len(places) < len(self._place_of):
             hidden = hidden[where]
-        drawn, logprobs = self._sample(
-            self.decoder.logits(hidden, self.direction), self._uniforms[who, when], written
-        )
+        drawn, logprobs = self._sample(hidden, self._uniforms[who, when], written)
         self._ids[who, when] = drawn
         self._logprobs[who, when] = logprobs.float()
         ended = (drawn == self.policy.vocabulary.eos).tolist() if self.direction == "text" else None
@@ -146,21 +145,23 @@ class Rows:
             return drawn
         return torch.full_like(self._positions[:, 0], self.policy.vocabulary.pad).index_copy_(0, where, drawn)
 
-    def _sample(self, logits: Tensor, uniforms: Tensor, written: list[int]) -> tuple[Tensor, Tensor]:
-        """Draw from logits (rows, branches, V) of rows that have written so much.
+    def _sample(self, hidden: Tensor, uniforms: Tensor, written: list[int]) -> tuple[Tensor, Tensor]:
+        """Draw behind hidden states (rows, branches, D) of rows that have written so much.
 
         Rows at one kind of place are drawn among its ids alone: the distribution is the same, the work less.
         """
         kinds = [self._kinds[place] for place in written] if self._kinds else [0]
         places = dict(zip(kinds, written, strict=False))
-        candidates = allowed = None
+        span, candidates, allowed = slice(None), None, None
         if len(places) == 1:
-            candidates = self._candidates_at(kinds[0], written[0])
-            logits = logits[..., candidates]
+            span, candidates = self._candidates_at(kinds[0], written[0])
         else:
             order = list(places)
             masks = torch.stack([self.policy.allowed_at(self.direction, place) for place in places.values()])
             allowed = masks[torch.tensor([order.index(kind) for kind in kinds], device=masks.device)]
+        logits = self.decoder.logits(hidden, self.direction, span)
+        if candidates is not None and len(candidates) < logits.shape[-1]:
+            logits = logits[..., candidates]
         drawn, logprobs = sample_tokens(
             logits[:, 0],
             uniforms=uniforms,
@@ -169,12 +170,14 @@ class Rows:
             uncond=logits[:, 1] if self.branches == 2 else None,
             guidance=self.sampling.guidance,
         )
-        return drawn if candidates is None else candidates[drawn], logprobs
+        return drawn if candidates is None else candidates[drawn] + span.start, logprobs
 
-    def _candidates_at(self, kind: int, place: int) -> Tensor:
+    def _candidates_at(self, kind: int, place: int) -> tuple[slice, Tensor]:
         """Ids that may stand at a place of this kind."""
         if kind not in self._candidates:
-            self._candidates[kind] = self.policy.allowed_at(self.direction, place).nonzero()[:, 0]
+            ids = self.policy.allowed_at(self.direction, place).nonzero()[:, 0]
+            first, last = int(ids[0]), int(ids[-1])
+            self._candidates[kind] = slice(first, last + 1), ids - first
         return self._candidates[kind]
 
     def _step(self, ids: Tensor) -> None:

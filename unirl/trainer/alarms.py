@@ -7,15 +7,23 @@ the same ones.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from unirl.trainer.memory_trend import memory_growth
 
 __all__ = ["Alarm", "AlarmSettings", "AlarmWatch"]
 
 _PICTURE_FLOORS = {"brightness": 0.01, "dark_fraction": 0.02, "entropy": 0.1, "edges": 0.005}
 """Picture statistics, each with the least deviation that a shift is measured in: pictures that are all alike
 at the start may come to differ."""
+
+_MEMORY = {
+    "memory/rss_bytes": "the memory of the process",
+    "memory/gpu_bytes": "the memory in use on the GPU",
+}
 
 Line = Mapping[str, Any]
 """One line of `metrics.jsonl`."""
@@ -42,6 +50,10 @@ class AlarmSettings:
     """Largest mean length, as a multiple of that of the stage's first step."""
     picture_shift: float = 3.0
     """How many deviations of the stage's first samples the mean of a picture statistic may move."""
+    memory_growth_bytes: float = 200e6
+    """How much more memory may be held than `memory_steps` steps ago, if it grew all the time."""
+    memory_steps: int = 20
+    """4 or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +61,7 @@ class Alarm:
     """One alarm."""
 
     name: str
-    """reward_and_judge, equal_groups, same_answer, kl, length or pictures."""
+    """reward_and_judge, equal_groups, same_answer, kl, length, pictures, memory or checkpoint."""
     stage: str
     direction: str
     step: int
@@ -71,6 +83,7 @@ class AlarmWatch:
         self.raised: list[Alarm] = []
         self._evaluations: dict[str, list[Line]] = {}
         self._steps: dict[tuple[str, str], list[Line]] = {}
+        self._latest: deque[Line] = deque(maxlen=settings.memory_steps)
 
     def see(self, line: Line) -> list[Alarm]:
         """Take in one line; return the alarms that it raises."""
@@ -81,7 +94,9 @@ class AlarmWatch:
         elif line["kind"] == "train":
             steps = self._steps.setdefault((line["stage"], line["direction"]), [])
             steps.append(line)
+            self._latest.append(line)
             found = _limits(steps, self.settings) + _pictures(steps, self.settings)
+            found += _memory(self._latest, self.settings)
         else:
             return []
         known = {(alarm.name, alarm.stage, alarm.direction) for alarm in self.raised}
@@ -223,6 +238,39 @@ def _pictures(steps: Sequence[Line], settings: AlarmSettings) -> list[Alarm]:
                     f"alarm/{name}_after": values[-1],
                     "alarm/shift": shifts[-1],
                     "alarm/limit": settings.picture_shift,
+                },
+            )
+        ]
+    return []
+
+
+def _memory(steps: Sequence[Line], settings: AlarmSettings) -> list[Alarm]:
+    """The process or its GPU has held more and more for some steps, whatever their stage."""
+    for name, words in _MEMORY.items():
+        held = [value for value in (line.get(name) for line in steps) if value is not None]
+        if len(held) < max(settings.memory_steps, 4):
+            continue
+        growth = memory_growth(held)
+        if growth <= settings.memory_growth_bytes:
+            continue
+        first, last = steps[0], steps[-1]
+        return [
+            Alarm(
+                name="memory",
+                stage=last["stage"],
+                direction=last["direction"],
+                step=last["step"],
+                message=(
+                    f"{words} has grown all the time since step {first['step']}, by about "
+                    f"{growth / 1e6:.0f} MB to {held[-1] / 1e6:.0f} MB, allowed are "
+                    f"{settings.memory_growth_bytes / 1e6:.0f} MB: start the run again before it runs out, "
+                    "it goes on from its checkpoint with a new engine"
+                ),
+                evidence={
+                    "alarm/since_step": float(first["step"]),
+                    "alarm/growth_bytes": growth,
+                    "alarm/value": held[-1],
+                    "alarm/limit": settings.memory_growth_bytes,
                 },
             )
         ]

@@ -36,7 +36,7 @@ from unirl.trainer.stage_rewards import StageRewards
 from unirl.trainer.stage_run import open_stages, start_anew
 from unirl.trainer.stages import FIRST_EVALUATION, RunSettings, Stage
 from unirl.trainer.state_keeper import Position, StateKeeper
-from unirl.trainer.step_metrics import measure, resident_bytes, rollout_metrics, tokens_per_s
+from unirl.trainer.step_metrics import held_memory, measure, rollout_metrics, tokens_per_s
 from unirl.trainer.step_samples import StepSampler
 from unirl.trainer.update import update_policy
 from unirl.types import Direction, Experience, Judge, Prompt, Reward
@@ -194,7 +194,7 @@ class Trainer:
         self.position.is_evaluation_due = True
         if "kl/reference" in metrics:
             self.runs[self.position.stage].stopping.see_step(metrics["kl/reference"])
-        metrics |= {"time/step_s": elapsed, "memory/rss_bytes": resident_bytes()}
+        metrics |= {"time/step_s": elapsed} | held_memory()
         self.run_log.step(stage, metrics)
         self.on_step(stage.name, self.position.stage_step, stage.steps, metrics)
 

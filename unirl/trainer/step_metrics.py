@@ -18,7 +18,7 @@ from unirl.trainer.mismatch import mismatch_metrics
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Rollout
 
-__all__ = ["agreement_metrics", "measure", "resident_bytes", "rollout_metrics", "row_metrics", "tokens_per_s"]
+__all__ = ["agreement_metrics", "held_memory", "measure", "rollout_metrics", "row_metrics", "tokens_per_s"]
 
 
 @contextmanager
@@ -35,12 +35,20 @@ def measure(phases: dict[str, float], name: str) -> Iterator[None]:
     yield
     seconds, memory = f"time/{name}_s", f"memory/{name}_bytes"
     phases[seconds] = phases.get(seconds, 0.0) + time.perf_counter() - started
-    held = float(torch.cuda.max_memory_allocated()) if on_gpu else resident_bytes()
+    held = float(torch.cuda.max_memory_allocated()) if on_gpu else _resident_bytes()
     phases[memory] = max(phases.get(memory, 0.0), held)
 
 
-def resident_bytes() -> float:
-    """Memory of the machine that this process holds now."""
+def held_memory() -> dict[str, float]:
+    """What is held between two steps: by this process, and on its GPU by all processes, an engine's too."""
+    held = {"memory/rss_bytes": _resident_bytes()}
+    if torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        held["memory/gpu_bytes"] = float(total - free)
+    return held
+
+
+def _resident_bytes() -> float:
     return float(psutil.Process().memory_info().rss)
 
 

@@ -150,13 +150,13 @@ class Script:
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
-    def logits(self, hidden: torch.Tensor, direction: Direction) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, direction: Direction, ids: slice) -> torch.Tensor:
         logits = torch.zeros(*hidden.shape[:-1], self.size)
         active = [row for row, ids in enumerate(self.ids) if self.step_of[row] < len(ids)]
         for place, row in enumerate(active[: len(hidden)]):
             logits[place, :, self.ids[row][self.step_of[row]]] = 50.0
             self.step_of[row] += 1
-        return logits
+        return logits[..., ids]
 
 
 def write(policy: TokenLM, toy: SimpleNamespace, ids: Sequence[Sequence[int]], length: int) -> Rollout:
