@@ -2,8 +2,9 @@
 
 python -m tools.bench.ingest [--quick] [--rounds 5] [--only SECTION ...] [--data FOLDER]
 
-Writes benchmarks/ingest.json and .md, unless only a part was measured. Files are in the page cache. What is compared takes turns: a round is
-one measurement of each, and ratios are taken within a round. Two threads each.
+Writes benchmarks/ingest.json and .md, unless only a part was measured. Files are in the page cache. What is
+compared takes turns: a round is one measurement of each, and ratios are taken within a round. Two threads
+each.
 """
 
 from __future__ import annotations

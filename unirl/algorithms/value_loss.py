@@ -65,18 +65,19 @@ def value_loss(
         for x in (values_BT, old_values_BT.detach(), returns_BT.detach())
     )
     error = (values - returns).square()
-    clipped_error = error
+    clipped_error, is_far = error, torch.zeros_like(mask_BT)
     if clip is not None:
         if not (math.isfinite(clip) and clip > 0.0):
             raise ConfigError(f"value clip is {clip}; it needs a finite number above 0, or None for no clip")
-        clipped_error = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+        shift = values - old_values
+        clipped_error, is_far = (old_values + shift.clamp(-clip, clip) - returns).square(), shift.abs() > clip
     token_loss = torch.maximum(error, clipped_error) / 2.0
     metrics = token_metrics(
         "value",
         mask_BT,
         sums={
             "loss": token_loss,
-            "clip_fraction": clipped_error > error,
+            "clip_fraction": is_far & (clipped_error > error),
             "prediction": values,
             "return": returns,
         },

@@ -297,7 +297,7 @@ class Trainer:
         stopping, evaluations = self.runs[self.position.stage].stopping, dict[Direction, Evaluation]()
         if every and done % every == 0:
             evaluations = self._evaluate(stage.name)
-            stopping.see_judge([evaluations[d].accuracy for d in stage.directions if d in evaluations])
+            stopping.see_evaluation(quality_of(evaluations[d] for d in stage.directions if d in evaluations))
         end = stopping.end(done)
         if end is not None:
             evaluations = evaluations or self._evaluate(stage.name)

@@ -69,10 +69,10 @@ class Stage:
     kl_budget: float | None = None
     """Divergence from the reference, nats a token, at which the stage ends early. None lets it go on."""
     plateau_evaluations: int = 0
-    """Evaluations in a row without a better judge after which the stage ends early; 0 lets it go on. Set
-    `evaluate_every` of the run."""
+    """Evaluations in a row without a better judge after which the stage ends early; 0 lets it go on. Where no
+    direction of the stage has a judge, the evaluation's reward stands in. Set `evaluate_every` of the run."""
     plateau_gain: float = 0.0
-    """Share of accepted samples by which the judge must rise to count as better."""
+    """Share of accepted samples (or reward) by which that must rise to count as better."""
     scoring: Scoring | None = None
     """Makes the reward of this stage. None takes the recipe's."""
     curriculum: tuple[Lesson, ...] = ()

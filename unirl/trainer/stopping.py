@@ -1,4 +1,4 @@
-"""When a stage ends: its steps are done, the judge has stopped climbing, or the divergence is spent."""
+"""When a stage ends: its steps are done, it has stopped getting better, or the divergence is spent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from unirl.trainer.evaluate import Quality
 from unirl.trainer.stages import Stage
 
 __all__ = ["StageEnd", "Stopping"]
@@ -16,7 +17,7 @@ __all__ = ["StageEnd", "Stopping"]
 class StageEnd:
     """Why a stage ended."""
 
-    reason: Literal["steps", "judge_plateau", "kl_budget"]
+    reason: Literal["steps", "judge_plateau", "reward_plateau", "kl_budget"]
     message: str
 
 
@@ -26,17 +27,19 @@ class Stopping:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._judgements: list[float] = []
+        self._rewards: list[float] = []
         self._divergence = 0.0
 
     def see_step(self, divergence: float) -> None:
         """Take in a step's mean divergence from the reference, nats a token."""
         self._divergence = divergence
 
-    def see_judge(self, shares: Sequence[float]) -> None:
-        """Take in an evaluation: the share that the judge accepts, for each direction of the stage."""
-        known = [share for share in shares if math.isfinite(share)]
-        if known:
-            self._judgements.append(sum(known) / len(known))
+    def see_evaluation(self, quality: Quality) -> None:
+        """Take in what an evaluation says of the directions of the stage."""
+        if quality.judge is not None:
+            self._judgements.append(quality.judge)
+        if quality.reward is not None:
+            self._rewards.append(quality.reward)
 
     def end(self, steps_done: int) -> StageEnd | None:
         """Why the stage ends after so many steps; None if it goes on."""
@@ -46,12 +49,15 @@ class Stopping:
                 reason="kl_budget",
                 message=f"divergence {self._divergence:.3g} nats a token, kl_budget {stage.kl_budget:g}",
             )
-        since = self._evaluations_since_best()
+        seen = self._judgements or self._rewards
+        since = self._evaluations_since_best(seen)
         if stage.plateau_evaluations and since >= stage.plateau_evaluations:
+            measure = "judge" if self._judgements else "reward"
+            best = f"{max(seen):.1%}" if self._judgements else f"{max(seen):.3g}"
             return StageEnd(
-                reason="judge_plateau",
-                message=f"the judge has not gained {stage.plateau_gain:g} in {since} evaluations, "
-                f"its best is {max(self._judgements):.1%}",
+                reason="judge_plateau" if self._judgements else "reward_plateau",
+                message=f"the {measure} has not gained {stage.plateau_gain:g} in {since} evaluations, "
+                f"its best is {best}",
             )
         if steps_done >= stage.steps:
             return StageEnd(reason="steps", message=f"all {stage.steps} steps are done")
@@ -59,16 +65,21 @@ class Stopping:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {"judgements": list(self._judgements), "divergence": self._divergence}
+        return {
+            "judgements": list(self._judgements),
+            "rewards": list(self._rewards),
+            "divergence": self._divergence,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._judgements, self._divergence = list(state["judgements"]), float(state["divergence"])
+        self._judgements, self._rewards = list(state["judgements"]), list(state.get("rewards", ()))
+        self._divergence = float(state["divergence"])
 
-    def _evaluations_since_best(self) -> int:
+    def _evaluations_since_best(self, seen: Sequence[float]) -> int:
         """Evaluations since the last that beat the best before it by the stage's gain."""
         best, place = -math.inf, 0
-        for i, share in enumerate(self._judgements):
-            if share > best + (self._stage.plateau_gain if i else 0.0):
-                best, place = share, i
-        return max(len(self._judgements) - 1 - place, 0)
+        for i, value in enumerate(seen):
+            if value > best + (self._stage.plateau_gain if i else 0.0):
+                best, place = value, i
+        return max(len(seen) - 1 - place, 0)

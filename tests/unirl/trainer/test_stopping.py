@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
+from unirl.trainer.evaluate import Quality
 from unirl.trainer.stages import Stage
 from unirl.trainer.stopping import Stopping
 
@@ -20,7 +20,7 @@ def test_without_a_rule_the_steps_decide() -> None:
     stopping = Stopping(STAGE)
     stopping.see_step(99.0)
     for _ in range(5):
-        stopping.see_judge([0.1])
+        stopping.see_evaluation(Quality(judge=0.1))
     assert reason(stopping, 9) is None
     assert reason(stopping, 10) == "steps"
 
@@ -52,24 +52,34 @@ def test_two_evaluations_without_a_better_judge(
 ) -> None:
     stopping = Stopping(replace(STAGE, plateau_evaluations=2, plateau_gain=gain))
     for share in judgements:
-        stopping.see_judge([share])
+        stopping.see_evaluation(Quality(judge=share, reward=0.5))
     assert reason(stopping, 5) == expected
 
 
-def test_both_directions_are_averaged_and_what_is_unknown_is_left_out() -> None:
+def test_an_evaluation_that_the_judge_could_not_do_is_left_out() -> None:
     stopping = Stopping(replace(STAGE, plateau_evaluations=1))
-    stopping.see_judge([0.1, 0.5])
-    stopping.see_judge([math.nan, 0.4])
+    for judge in (0.3, 0.4, None):
+        stopping.see_evaluation(Quality(judge=judge, reward=0.0))
     assert reason(stopping, 5) is None
-    stopping.see_judge([math.nan, math.nan])
-    stopping.see_judge([0.3, 0.4])
+    stopping.see_evaluation(Quality(judge=0.35, reward=1.0))
     assert reason(stopping, 5) == "judge_plateau"
+
+
+def test_the_reward_stands_in_where_there_is_no_judge() -> None:
+    stopping = Stopping(replace(STAGE, plateau_evaluations=2))
+    for value in (-0.5, -0.4, -0.45):
+        stopping.see_evaluation(Quality(reward=value))
+    assert stopping.end(5) is None
+    stopping.see_evaluation(Quality(reward=-0.4))
+    end = stopping.end(5)
+    assert end is not None and end.reason == "reward_plateau"
+    assert end.message == "the reward has not gained 0 in 2 evaluations, its best is -0.4"
 
 
 def test_state_goes_over() -> None:
     stopping, other = (Stopping(replace(STAGE, plateau_evaluations=1, kl_budget=1.0)) for _ in range(2))
     for share in (0.2, 0.1):
-        stopping.see_judge([share])
+        stopping.see_evaluation(Quality(judge=share, reward=0.5))
     stopping.see_step(0.3)
     other.load_state_dict(stopping.state_dict())
     assert other.end(1) == stopping.end(1) is not None
