@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -41,6 +42,15 @@ def port() -> int:
         return int(free.getsockname()[1])
 
 
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """A shell starts what it runs in the background deaf to SIGINT; this test is not to hang there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_page_renews_itself_and_a_signal_ends_it(
     run: Path, finished: Path, port: int, number: signal.Signals, capsys: pytest.CaptureFixture[str]
