@@ -86,13 +86,14 @@ class ModelShape:
         return self.width * (attention + 3 * self.mlp_width + 2)
 
     def layer_activation_bytes(self, compute_bytes: int) -> int:
-        """What one layer keeps of one token for the backward pass: (8 + 4 c) D + c (2 Q + 2 K + 4 M).
+        """What one layer keeps of one token for the backward pass: 16 D + c (2 Q + 2 K + 4 M), c of 2 or 4.
 
-        Each of the two norms keeps its input in float32 and two results; attention keeps query, key, value
-        and its result, and no matrix of L x L; the MLP keeps both branches, the gate and the product.
+        Each of the two norms keeps its input in float32, one result where c is 4 and two where it is 2;
+        attention keeps query, key, value and its result, and no matrix of L x L; the MLP keeps both branches,
+        the gate and the product.
         """
         inner = 2 * self.query_width + 2 * self.key_width + 4 * self.mlp_width
-        return (8 + 4 * compute_bytes) * self.width + compute_bytes * inner
+        return 16 * self.width + compute_bytes * inner
 
     def cache_bytes(self, tokens: int, *, number_bytes: int) -> int:
         """Keys and values of so many tokens: 2 layers K tokens numbers."""

@@ -108,7 +108,7 @@ def test_a_7b_model_on_eight_ranks_by_hand() -> None:
     a_number_each = 6_738_415_616 // 8
     assert estimate.weights == estimate.gradients == estimate.reference == 4 * a_number_each
     assert estimate.optimizer == ADAM_BYTES * a_number_each
-    layer = (8 + 4 * 2) * 4096 + 2 * (4 * 4096 + 4 * 11008)
+    layer = 16 * 4096 + 2 * (4 * 4096 + 4 * 11008)
     assert estimate.activations == 8 * 1024 * (32 * 4096 * 2 + layer)
     assert estimate.logits == 8 * 1000 * 32000 * 21
     assert estimate.scoring == 64 * 1000 * 32000 * 17
