@@ -341,11 +341,12 @@ def test_an_iterator_is_of_the_process_that_began_it(view: View) -> None:
 
 
 TRAINING = """
-import sys
+import signal, sys
 from datapipe import Loader, StageOptions
 from storage import FeatureStore
 from tests.datapipe.stage_functions import NumberField
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are deaf to it
     loader = Loader(
         FeatureStore.open(sys.argv[1]).select()[int(sys.argv[2]):], batch_size=3, image=None, columns=(),
         shuffle=False, prefetch_batches=2, num_threads=1, fields={"number": NumberField()},
