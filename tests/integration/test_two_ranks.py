@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -22,8 +23,9 @@ from unirl.rollout.vllm_engine import URL_VARIABLE, write_model_config
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# With --cpu it would start one process, whatever the number; --multi_gpu takes CPUs where there is no GPU.
 ACCELERATE = (
-    *("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
     *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"),
 )
 
@@ -46,8 +48,14 @@ def assert_close_run(toy: SimpleNamespace, left: Path, right: Path) -> None:
             torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0)
 
 
+def world_size_of(run: Path) -> int:
+    newest = max((run / "checkpoints").glob("step-*"))
+    return int(json.loads((newest / "state.json").read_text())["world_size"])
+
+
 def assert_same_run(toy: SimpleNamespace, left: Path, right: Path) -> None:
     """Bit for bit, where both ran on as many ranks."""
+    assert {world_size_of(run) for run in (left, right)} == {2}
     assert toy.metrics_of(left) == toy.metrics_of(right)
     assert toy.experience_of(left) == toy.experience_of(right)
     weights, expected = toy.weights_of(left), toy.weights_of(right)
@@ -89,8 +97,7 @@ def test_accelerate_launches_what_torchrun_does(
     done = launch_toy_run(ACCELERATE, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    # Another launcher, another environment and layout of memory: sums differ in the last bit.
-    assert_close_run(toy, tmp_path / "run", two_ranks_run("none"))
+    assert_same_run(toy, tmp_path / "run", two_ranks_run("none"))
 
 
 @pytest.fixture

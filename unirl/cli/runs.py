@@ -86,7 +86,8 @@ def train(
     recipe = recipe + TINY if tiny else recipe
     if ranks is not None and not dry_run:
         raise typer.BadParameter(
-            "--ranks is for --dry-run; to train on several processes: accelerate launch -m recipes.NAME"
+            "--ranks is for --dry-run; to train on several processes: torchrun --nproc-per-node N -m "
+            "recipes.NAME"
         )
     if store is not None:
         _require_store_recipe(recipe, seed)

@@ -58,7 +58,7 @@ COMMAND_LINES = {
     "doctor --folder nowhere": "dir 'nowhere' does not exist",
     # combinations that cannot be
     "train shapes --store store": "recipe shapes makes its own data; --store is for recipes such as own_data",
-    "train shapes --ranks 2": "--ranks is for --dry-run; to train on several processes: accelerate launch",
+    "train shapes --ranks 2": "--ranks is for --dry-run; to train on several processes: torchrun --nproc",
     "query store --json --csv": "give one of --json, --csv and --parquet",
     "show store toy/00 --where true": "--where and --order-by are for a --sheet; add --sheet FILE.png",
     "score pictures --reward m --endpoint http://x": "name one of --reward FOLDER and --endpoint URL",
