@@ -69,7 +69,7 @@ def tiny_form(
                 one,
                 overlong_buffer=min(one.overlong_buffer, 1),
                 replay_prompts=min(one.replay_prompts, 2),
-                **{"prompts": ROWS} | small | dict(stage),
+                **small | dict(stage),
             )
             for one in recipe.stages
         ),

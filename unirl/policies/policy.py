@@ -26,7 +26,7 @@ from unirl.policies.rms_norm import take_over_norms
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import CriticKind, Direction, Prompt
 
-__all__ = ["Policy", "PolicyOutput", "left_pad", "silence_dropout"]
+__all__ = ["Policy", "PolicyOutput", "left_pad", "silence_dropout", "token_positions"]
 
 CRITIC_FILE = "critic.safetensors"
 DIRECTIONS: tuple[Direction, ...] = ("text", "image")
@@ -280,14 +280,14 @@ class Policy(nn.Module, ABC):
 
     def _behind_prompt(self, vectors: Tensor, mask: Tensor, prompt_length: int) -> Tensor:
         """Hidden states (B, T, D) that the T response tokens are drawn from."""
-        hidden = self.backbone(vectors, attention_mask=mask, positions=_positions(mask))
+        hidden = self.backbone(vectors, attention_mask=mask, positions=token_positions(mask))
         return hidden[:, prompt_length - 1 : -1]
 
     def _values(self, hidden: Tensor, vectors: Tensor, mask: Tensor, prompt_length: int) -> Tensor:
         """Values (B, T) off the policy's hidden states, or off the critic's own. Neither is moved by them."""
         if isinstance(self.critic, OwnCritic):
             values: Tensor = self.critic(
-                vectors, attention_mask=mask, positions=_positions(mask), behind=prompt_length
+                vectors, attention_mask=mask, positions=token_positions(mask), behind=prompt_length
             )
         else:
             values = self.critic(hidden.detach())
@@ -353,8 +353,8 @@ class Policy(nn.Module, ABC):
         return self
 
 
-def _positions(mask: Tensor) -> Tensor:
-    """Number of each token in its row, int64; padding on the left has that of the first."""
+def token_positions(mask: Tensor) -> Tensor:
+    """Number of each token in its row, int64 (B, T), for a bool (B, T); left padding has the first's."""
     return (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unirl.policies.policy import Policy
+from unirl.policies.policy import Policy, token_positions
 from unirl.rollout.cache_memory import cache_zeros
 from unirl.rollout.decoder import Prefix
 from unirl.rollout.fused_weights import FusedLayer, FusedWeights
@@ -86,8 +86,7 @@ class FusedDecoder:
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=grouped)
             return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
-        positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
-        hidden = self._run(ids.flatten(), positions.flatten(), attend).view(num, length, -1)
+        hidden = self._run(ids.flatten(), token_positions(mask).flatten(), attend).view(num, length, -1)
         return Prefix(hidden=hidden[:, -1], keys=tuple(keys), values=tuple(values))
 
     def place(self, rows: Tensor, prefix: Prefix, which: Tensor, lengths: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from unirl.errors import ConfigError
-from unirl.policies.policy import Policy
+from unirl.policies.policy import Policy, token_positions
 from unirl.policies.sharded_tensors import is_sharded, whole
 from unirl.rollout.decoder import Prefix
 from unirl.types import Direction
@@ -57,7 +57,7 @@ class GenericDecoder:
         hidden = self.policy.backbone(
             self.policy.embed(ids, pictures),
             attention_mask=mask,
-            positions=(mask.long().cumsum(dim=1) - 1).clamp_(min=0),
+            positions=token_positions(mask),
             cache=cache,
         )
         return Prefix(

@@ -133,15 +133,18 @@ def read_record(path: Path, *, has_files: bool = True) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads((path / STATE).read_text())
         if record["format"] not in READABLE:
-            raise CheckpointError(f"{path}: format {record['format']}, this version reads up to {FORMAT}")
+            raise CheckpointError(
+                f"{path}: format {record['format']}, this version reads formats {READABLE[0]} and {FORMAT}"
+            )
         is_same = record.pop("xxh3_128") == digest(record)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpointError(f"{path}: {STATE} cannot be read ({error!r})") from error
     if not is_same:
         raise DamagedCheckpointError(f"{path / STATE}: changed since it was written")
-    frozen = {path.parent / FROZEN / name: wanted for name, wanted in record.get(FROZEN, {}).items()}
-    for file, wanted in ({path / n: w for n, w in record["files"].items()} | frozen).items():
-        if has_files and (not file.is_file() or fingerprint(file) != wanted):
+    files = {path / name: wanted for name, wanted in record["files"].items()}
+    files |= {path.parent / FROZEN / name: wanted for name, wanted in record.get(FROZEN, {}).items()}
+    for file, wanted in files.items() if has_files else ():
+        if not file.is_file() or fingerprint(file) != wanted:
             raise DamagedCheckpointError(f"{file}: missing, cut short or changed since it was written")
     return record
 

@@ -153,7 +153,7 @@ def make_experience(
     """
     algorithm = ALGORITHMS[stage.algorithm]
 
-    def replay(model: Policy, is_run: bool, with_values: bool) -> Sequence[PolicyOutput | None]:
+    def replay(model: Policy, *, is_run: bool, with_values: bool) -> Sequence[PolicyOutput | None]:
         if not is_run:
             return [None] * len(rollouts)
         budget, sampling = micro_batch_tokens, stage.sampling
@@ -161,8 +161,8 @@ def make_experience(
             accelerator, model, policy, rollouts, sampling, tokens=budget, with_values=with_values
         )
 
-    outputs = replay(policy, passes.policy, algorithm.uses_critic)
-    references = replay(reference, passes.reference, False)
+    outputs = replay(policy, is_run=passes.policy, with_values=algorithm.uses_critic)
+    references = replay(reference, is_run=passes.reference, with_values=False)
     ref_logprobs = [None if output is None else output.logprobs for output in references]
     parts: list[_Part] = []
     for rollout, output, behind, score in zip(rollouts, outputs, ref_logprobs, scores, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unirl.algorithms import token_logprobs, token_metrics, truncated_importance_weights
 from unirl.errors import RolloutError
-from unirl.policies.policy import Policy, PolicyOutput
+from unirl.policies.policy import Policy, PolicyOutput, token_positions
 from unirl.trainer.replay import replay_tokens
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Rollout
@@ -173,7 +173,7 @@ def _scored(policy: Policy, rollout: Rollout, temperature: float, *, with_gramma
     hidden = policy.backbone(
         policy.embed(rollout.input_ids, policy.pictures(rollout.prompts)),
         attention_mask=rollout.attention_mask,
-        positions=(rollout.attention_mask.long().cumsum(dim=1) - 1).clamp_(min=0),
+        positions=token_positions(rollout.attention_mask),
     )[:, rollout.prompt_length - 1 : -1]
     allowed = policy.allowed(rollout.direction) if with_grammar else None
     return token_logprobs(

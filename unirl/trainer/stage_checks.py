@@ -11,6 +11,7 @@ from typing import get_args
 from unirl.algorithms import KL_ESTIMATORS, sampling_errors
 from unirl.config import nearest
 from unirl.errors import ConfigError
+from unirl.trainer.alarms import AlarmSettings
 from unirl.trainer.distribution import wrong_distribution
 from unirl.trainer.stages import (
     FIRST_EVALUATION,
@@ -39,6 +40,7 @@ NAME = re.compile(r"[\w-]+")
 
 RANGES: Mapping[str, Callable[[float], bool]] = {
     "1 or more": lambda value: value >= 1,
+    "4 or more": lambda value: value >= 4,
     "0 or more": lambda value: 0 <= value < math.inf,
     "above 0": lambda value: 0 < value < math.inf,
     "above 1": lambda value: 1 < value < math.inf,
@@ -123,6 +125,7 @@ def check_stages(
     if not stages:
         wrong.append("there is no stage; give at least one")
     wrong.extend(_out_of_range(settings, "settings", SETTINGS_RANGES))
+    wrong.extend(_out_of_range(settings.alarms, "settings.alarms", {"4 or more": ("memory_steps",)}))
     wrong.extend(wrong_distribution(settings.distribution))
     if settings.critic not in get_args(CriticKind):
         wrong.append(
@@ -284,7 +287,9 @@ def _wrong_sampling(stage: Stage, place: str) -> list[str]:
 
 
 def _out_of_range(
-    config: Stage | ModalitySettings | RunSettings, place: str, ranges: Mapping[str, Sequence[str]]
+    config: Stage | ModalitySettings | RunSettings | AlarmSettings,
+    place: str,
+    ranges: Mapping[str, Sequence[str]],
 ) -> list[str]:
     return [
         f"{place}: {field} must be {words}, found {getattr(config, field)}"

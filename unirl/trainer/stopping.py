@@ -49,13 +49,12 @@ class Stopping:
                 reason="kl_budget",
                 message=f"divergence {self._divergence:.3g} nats a token, kl_budget {stage.kl_budget:g}",
             )
-        seen = self._judgements or self._rewards
+        measure, seen = ("judge", self._judgements) if self._judgements else ("reward", self._rewards)
         since = self._evaluations_since_best(seen)
         if stage.plateau_evaluations and since >= stage.plateau_evaluations:
-            measure = "judge" if self._judgements else "reward"
-            best = f"{max(seen):.1%}" if self._judgements else f"{max(seen):.3g}"
+            best = f"{max(seen):.1%}" if measure == "judge" else f"{max(seen):.3g}"
             return StageEnd(
-                reason="judge_plateau" if self._judgements else "reward_plateau",
+                reason="judge_plateau" if measure == "judge" else "reward_plateau",
                 message=f"the {measure} has not gained {stage.plateau_gain:g} in {since} evaluations, "
                 f"its best is {best}",
             )

@@ -81,7 +81,7 @@ def test_counts_of_tokens_are_no_curve(run: Run) -> None:
     assert labels(plots.metric_curves(run, "kl/", labels=("text", "image"))) == ["text", "image"]
 
 
-def test_the_median_over_steps_is_right(scores: Scores) -> None:
+def test_the_mean_over_steps_is_right(scores: Scores) -> None:
     line = plots.component_over_steps(scores, "reward/vlm").axes[0].get_lines()[0]
     first = scores.where("kind = 'train' and step = 1").to_arrow(["reward/vlm"])["reward/vlm"].to_numpy()
     assert line.get_ydata()[0] == pytest.approx(np.mean(first))

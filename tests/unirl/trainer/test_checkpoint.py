@@ -211,7 +211,7 @@ def test_another_format_is_no_damage(toy: SimpleNamespace, tmp_path: Path) -> No
     _, newest = save(tmp_path, toy, 1, 2)
     record = json.loads((newest / "state.json").read_text())
     (newest / "state.json").write_text(json.dumps({**record, "format": 4}))
-    with pytest.raises(CheckpointError, match=r"step-00000002: format 4, this version reads up to 3"):
+    with pytest.raises(CheckpointError, match=r"step-00000002: format 4, this version reads formats 2 and 3"):
         newest_checkpoint(tmp_path)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from unirl.config import replace_settings
 from unirl.errors import ConfigError
+from unirl.trainer.alarms import AlarmSettings
 from unirl.trainer.stage_checks import check_stages
 from unirl.trainer.stages import Lesson, ModalitySettings, RunSettings, Stage
 
@@ -99,6 +100,10 @@ def test_a_stage_that_cannot_work(changes: dict[str, object], message: str) -> N
         ({"seed": -1}, r"settings: seed must be 0 or more, found -1"),
         ({"micro_batch_tokens": -1}, r"settings: micro_batch_tokens must be 0 or more, found -1"),
         ({"logits_chunk": -1}, r"settings: logits_chunk must be 0 or more, found -1"),
+        (
+            {"alarms": AlarmSettings(memory_steps=3)},
+            r"settings\.alarms: memory_steps must be 4 or more, found 3",
+        ),
     ],
 )
 def test_settings_that_cannot_work(changes: dict[str, object], message: str) -> None:
