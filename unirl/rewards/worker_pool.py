@@ -26,6 +26,8 @@ __all__ = ["WorkerPool"]
 logger = logging.getLogger("unirl.rewards")
 
 START_LIMIT_S: Final = 600.0
+MOST_LOST_STARTS: Final = 4
+"""In a row, once a process has started at all; before that the first is one too many."""
 GRACE_S: Final = 2.0
 """A worker ends itself when an item takes too long; this much later it is killed from outside."""
 FRAME: Final = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
@@ -65,13 +67,14 @@ class WorkerPool:
         self._context.set_forkserver_preload(["unirl.rewards.user"])
         self._workers: list[_Worker | None] = [None] * num_workers
         self._started = 0
+        self._can_start, self._lost_starts = False, 0
         self._finalizer = weakref.finalize(self, _end_all, self._workers, self._folder)
 
     def run(self, items: Sequence[object]) -> list[object]:
         """Return what the function gave for each item, in their order; a `Problem` where it gave nothing.
 
         Raises:
-            ConfigError: If a process cannot even start.
+            ConfigError: If the first process cannot even start, or later too many in a row.
         """
         answers: dict[int, object] = {}
         waiting = list(range(len(items)))[::-1]
@@ -135,6 +138,7 @@ class WorkerPool:
             return
         if not worker.is_ready:
             worker.is_ready = True
+            self._can_start, self._lost_starts = True, 0
         else:
             answers[worker.item], worker.item = answer, -1
 
@@ -152,6 +156,10 @@ class WorkerPool:
         self._workers[self._workers.index(worker)] = None
         said = worker.dump.read_text(errors="replace") if worker.dump.exists() else ""
         if not worker.is_ready:
+            self._lost_starts += 1
+            if self._can_start and self._lost_starts <= MOST_LOST_STARTS:
+                logger.warning("reward %s: a process was lost while it started, and is replaced", self._name)
+                return
             raise ConfigError(
                 f"reward {self._name}: its process ended while it started (exit code "
                 f"{worker.process.exitcode}); the module of the function must be importable: {said.strip()}"

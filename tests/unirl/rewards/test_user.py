@@ -3,7 +3,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +64,30 @@ def test_a_process_that_ended_while_idle_costs_no_sample(reward: UserReward, sam
         worker.process.kill()
         worker.process.join()
     assert np.isfinite(reward.score(with_captions(samples, "fine", "fine")).total).all()
+
+
+@pytest.mark.parametrize(("num_killed", "is_enough"), [(1, False), (2, False), (100, True)])
+def test_a_process_that_ended_while_it_started_is_started_again_but_not_for_ever(
+    samples: MakeSamples, monkeypatch: pytest.MonkeyPatch, num_killed: int, is_enough: bool
+) -> None:
+    """One has started before, so the function can be imported; one process, and no other is there."""
+    reward = UserReward(by_caption, num_workers=1, limit_s=LIMIT_S)
+    reward.score(with_captions(samples, "fine"))
+    pool, started = reward._pool, []
+
+    def start(place: int, start: Callable[[int], Any] = pool._start) -> Any:
+        worker = start(place)
+        started.append(worker)
+        if len(started) <= num_killed:
+            worker.process.kill()
+        return worker
+
+    monkeypatch.setattr(pool, "_start", start)
+    pool._workers[0].process.kill()
+    pool._workers[0].process.join()
+    with pytest.raises(ConfigError, match="ended while it started") if is_enough else nullcontext():
+        assert np.isfinite(reward.score(with_captions(samples, "fine")).total).all()
+    reward.close()
 
 
 def test_parts_become_components(samples: MakeSamples) -> None:
