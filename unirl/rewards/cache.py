@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,10 +37,16 @@ def content_key(identity: str, sample: Sample) -> str:
     digest = xxhash.xxh3_128()
     words = (identity, sample.direction, sample.caption, sample.target)
     media = (sample.image, *sample.more_images, *(() if sample.clip is None else (sample.clip,)))
-    digest.update(json.dumps([words, [(str(part.dtype), part.shape) for part in media]]).encode())
+    digest.update(json.dumps([words, [(_dtype_name(part.dtype), part.shape) for part in media]]).encode())
     for part in media:
         digest.update(np.ascontiguousarray(part).data)
     return str(digest.hexdigest())
+
+
+@cache
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """What NumPy calls it, which takes NumPy a third of the time of a key."""
+    return str(dtype)
 
 
 class CachedReward:
