@@ -54,7 +54,8 @@ def test_the_search_works_from_a_folder(site: Path) -> None:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.goto((site / "index.html").as_uri())
-        page.fill("input.md-search__input", "group advantages")
+        # Typed key by key: the page reads its field when a key is let go, not when the field is filled.
+        page.locator("input.md-search__input").press_sequentially("group advantages")
         page.locator("a.md-search-result__link").first.wait_for(timeout=60_000)
         found = page.locator("a.md-search-result__link").evaluate_all("links => links.map(it => it.href)")
         browser.close()
