@@ -133,7 +133,7 @@ def refill_rows(rounds: int, shorter: int) -> list[Row]:
 
 
 def sync_rows(rounds: int, layers: int) -> list[Row]:
-    """Taking over new weights against one copy of their bytes."""
+    """Taking over new weights, summed on both sides, against one copy of their bytes; and the probe."""
     policy = large_policy(layers)
     engine = NativeEngine(policy)
     source = [tensor for _, tensor in policy.weights()]
@@ -146,9 +146,13 @@ def sync_rows(rounds: int, layers: int) -> list[Row]:
 
     with torch.no_grad():
         engine.sync(policy, 1)
+        engine.prove()
         copy()
-        times = [(_timed(lambda: engine.sync(policy, 2)), _timed(copy)) for _ in range(rounds)]
-    synced, copied = ([1000 * pair[i] for pair in times] for i in (0, 1))
+        times = [
+            (_timed(lambda: engine.sync(policy, 2)), _timed(copy), _timed(engine.prove))
+            for _ in range(rounds)
+        ]
+    synced, copied, proven = ([1000 * round_[i] for round_ in times] for i in range(3))
     ratio = float(np.median([a / b for a, b in zip(synced, copied, strict=True)]))
     return [
         median_row(
@@ -159,7 +163,8 @@ def sync_rows(rounds: int, layers: int) -> list[Row]:
             peer_values=copied,
             target="ratio at most 1.5",
             holds=ratio <= 1.5,
-        )
+        ),
+        median_row("probe of these weights, by the first rollout behind a sync", proven, "ms"),
     ]
 
 

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from unirl.policies.policy import Policy
+from unirl.rollout.weight_copies import WeightCopies
 from unirl.types import Direction
 
 __all__ = ["Decoder", "Prefix"]
@@ -33,8 +35,30 @@ class Prefix:
 class Decoder(Protocol):
     """A model with a cache of rows."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights that it computes with."""
+        ...
+
+    @property
+    def copies(self) -> WeightCopies | None:
+        """Its own tensors, as they arrived with the last `sync`; None if it computes with the policy's."""
+        ...
+
     def sync(self, policy: Policy) -> None:
-        """Take over the policy's present weights."""
+        """Take over the policy's present weights.
+
+        Raises:
+            RolloutError: If a copy is not what it was made from; the tensor is named.
+        """
+        ...
+
+    def require_same(self, policy: Policy) -> None:
+        """Compare its own tensors with the policy's.
+
+        Raises:
+            RolloutError: With the first tensor that differs.
+        """
         ...
 
     def open(self, num_rows: int, *, clock: int, capacity: int) -> None:

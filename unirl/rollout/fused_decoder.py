@@ -13,6 +13,7 @@ from unirl.policies.policy import Policy, token_positions
 from unirl.rollout.cache_memory import cache_zeros
 from unirl.rollout.decoder import Prefix
 from unirl.rollout.fused_weights import FusedLayer, FusedWeights
+from unirl.rollout.weight_copies import WeightCopies
 from unirl.types import Direction
 
 __all__ = ["FusedDecoder"]
@@ -37,9 +38,8 @@ class FusedDecoder:
             dtype: Of weights and cache.
             compile: Compile a layer's matrix part with `torch.compile`.
         """
-        self.dtype, self.device = dtype, policy.device
-        self.weights = FusedWeights(policy.decoder_config, dtype=dtype, device=policy.device)
-        self._rotary = self._rotary_table(policy)
+        self.dtype = dtype
+        self._take_device(policy)
         self._before, self._after = _before_attention, _after_attention
         if compile:
             self._before = torch.compile(_before_attention, dynamic=True)
@@ -48,12 +48,28 @@ class FusedDecoder:
         self._softmax_dtype = torch.promote_types(dtype, torch.float32)
         self._clock = 0
         self._num_rows = 0
-        self._keys = self._values = self._hidden_columns = torch.empty(0)
+
+    @property
+    def copies(self) -> WeightCopies:
+        """The weights, as they arrived with the last `sync`."""
+        return self.weights.copies
 
     def sync(self, policy: Policy) -> None:
-        """Copy the policy's weights; a tied head follows its embedding."""
-        with torch.no_grad():
-            self.weights.load(policy.weights())
+        """Copy the policy's weights, LoRA merged; a tied head follows its embedding."""
+        if policy.device != self.device:
+            self._take_device(policy)
+        self.copies.load(policy.weights())
+
+    def require_same(self, policy: Policy) -> None:
+        """Compare all weights, LoRA merged."""
+        self.copies.require_same(policy.weights())
+
+    def _take_device(self, policy: Policy) -> None:
+        """Make the buffers where the policy is: a trainer may move it after its engine was made."""
+        self.device = policy.device
+        self.weights = FusedWeights(policy.decoder_config, dtype=self.dtype, device=policy.device)
+        self._rotary = self._rotary_table(policy)
+        self._keys = self._values = self._hidden_columns = torch.empty(0)
 
     def open(self, num_rows: int, *, clock: int, capacity: int) -> None:
         """Make room; a cache that is large enough is used again."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from unirl.errors import RolloutError
+from unirl.rollout.weight_copies import WeightCopies
 
 __all__ = ["FusedLayer", "FusedWeights", "is_fusible"]
 
@@ -52,7 +52,7 @@ class FusedLayer:
 
 
 class FusedWeights:
-    """Buffers that a checkpoint's tensors are copied into, each byte once, and kept from sync to sync."""
+    """Buffers that a checkpoint's tensors are copied into, kept from sync to sync."""
 
     def __init__(self, config: PretrainedConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -85,41 +85,13 @@ class FusedWeights:
         self.embedding = empty(config.vocab_size, self.width)
         self.head = self.embedding if self.tied else empty(config.vocab_size, self.width)
         self.norm = empty(self.width)
-        self._places = dict(self._named_places(query, kv, config.intermediate_size))
-
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a checkpoint's tensors to their places.
-
-        Raises:
-            RolloutError: If a tensor has no place, another shape than its place, or a place got none.
-        """
-        missing = set(self._places)
-        for name, tensor in weights:
-            place = self._places.get(name)
-            if name == "lm_head.weight" and self.tied:
-                continue
-            if place is None:
-                raise RolloutError(
-                    f"{name}: the decoder has no such weight; its names are those of the model"
-                )
-            if place.shape != tensor.shape:
-                raise RolloutError(
-                    f"{name}: shape {tuple(tensor.shape)}, the decoder has {tuple(place.shape)}; "
-                    "make a new engine for a model of another size"
-                )
-            place.copy_(tensor)
-            missing.discard(name)
-        if missing:
-            raise RolloutError(
-                f"{len(missing)} weights were not given, the first is {sorted(missing)[0]}; "
-                "sync the whole model"
-            )
+        self.copies = WeightCopies(dict(self._named_places(query, kv, config.intermediate_size)))
+        """Where the tensors of a checkpoint go, each byte once."""
 
     def _named_places(self, query: int, kv: int, mlp: int) -> Iterable[tuple[str, Tensor]]:
         yield "model.embed_tokens.weight", self.embedding
         yield "model.norm.weight", self.norm
-        if not self.tied:
-            yield "lm_head.weight", self.head
+        yield "lm_head.weight", self.head
         for i, layer in enumerate(self.layers):
             base = f"model.layers.{i}"
             yield f"{base}.input_layernorm.weight", layer.attention_norm

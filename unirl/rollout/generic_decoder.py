@@ -12,8 +12,9 @@ from transformers import DynamicCache
 
 from unirl.errors import ConfigError
 from unirl.policies.policy import Policy, token_positions
-from unirl.policies.sharded_tensors import is_sharded, whole
+from unirl.policies.sharded_tensors import is_sharded
 from unirl.rollout.decoder import Prefix
+from unirl.rollout.weight_copies import WeightCopies
 from unirl.types import Direction
 
 __all__ = ["CopyDecoder", "GenericDecoder"]
@@ -27,9 +28,15 @@ class GenericDecoder:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.copies: WeightCopies | None = None
         self._cache = DynamicCache()
         self._seen = torch.empty(0, 0, dtype=torch.bool)
         self._num_rows = self._clock = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The policy's."""
+        return self.policy.dtype
 
     def sync(self, policy: Policy) -> None:
         """Decode with this policy from now on.
@@ -44,6 +51,9 @@ class GenericDecoder:
                 "make it before they are, as NativeEngine(policy, own_weights=True)"
             )
         self.policy = policy
+
+    def require_same(self, policy: Policy) -> None:
+        """Nothing to compare: there are no other tensors than the policy's."""
 
     def open(self, num_rows: int, *, clock: int, capacity: int) -> None:
         """Forget all rows; memory is taken as they grow."""
@@ -119,13 +129,18 @@ class CopyDecoder(GenericDecoder):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(deepcopy(policy).requires_grad_(False))
+        self.copies: WeightCopies = WeightCopies(self.policy.lm.state_dict())
 
-    @torch.no_grad()
     def sync(self, policy: Policy) -> None:
         """Copy all weights, adapters included; with sharded ones, all ranks call it together."""
-        held = self.policy.lm.state_dict()
-        for name, tensor in policy.lm.state_dict().items():
-            held[name].copy_(whole(tensor))
+        if policy.device != self.policy.device:
+            self.policy.to(policy.device)
+            self.copies = WeightCopies(self.policy.lm.state_dict())
+        self.copies.load(policy.lm.state_dict().items())
+
+    def require_same(self, policy: Policy) -> None:
+        """Compare all weights, adapters included."""
+        self.copies.require_same(policy.lm.state_dict().items())
 
 
 def _layers(cache: DynamicCache) -> list[Any]:

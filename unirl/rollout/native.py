@@ -8,15 +8,19 @@ from dataclasses import replace
 
 import torch
 
-from unirl.errors import ConfigError
+from unirl.errors import ConfigError, RolloutError
 from unirl.policies.policy import Policy
+from unirl.policies.sharded_tensors import is_sharded
 from unirl.policies.token_lm import TokenLM
 from unirl.rollout.decoder import Decoder
 from unirl.rollout.engine import PartialSample, RolloutRequest, assemble, begin
 from unirl.rollout.fused_decoder import FusedDecoder
 from unirl.rollout.fused_weights import is_fusible
 from unirl.rollout.generic_decoder import CopyDecoder, GenericDecoder
-from unirl.rollout.native_rows import Rows
+from unirl.rollout.native_probe import require_same_function
+from unirl.rollout.native_rows import Added, Rows
+from unirl.rollout.weight_sync import SyncReport
+from unirl.rollout.weight_sync_probe import PROBE_GAPS
 from unirl.types import Rollout
 
 __all__ = ["NativeEngine"]
@@ -24,6 +28,10 @@ __all__ = ["NativeEngine"]
 
 class NativeEngine:
     """Samples from a policy with the weights of its last `sync`.
+
+    Where the decoder has tensors of its own, each sync is proven: every copy is compared with its source as
+    it is made, and a fixed probe is drawn by the decoder and scored by the policy before anything else is
+    drawn with these weights.
 
     A finished row's place is taken by the next sample; the samples of a group share one run of their prompt.
     Each token is drawn by inverting the distribution of `unirl.algorithms.sample_tokens` at a number of the
@@ -39,6 +47,7 @@ class NativeEngine:
         compile: bool = False,
         decoder: Decoder | None = None,
         own_weights: bool = False,
+        max_probe_gap: float = 0.0,
     ) -> None:
         """Take the policy's weights, as version 0.
 
@@ -50,6 +59,8 @@ class NativeEngine:
             decoder: None takes the fused one if it knows the policy's model, else the generic one.
             own_weights: Hold a copy of the weights in any case, as a policy whose weights will be sharded
                 needs: ranks then decode without waiting for each other. The fused decoder always does.
+            max_probe_gap: Nats that decoder and policy may differ by on the probe of a sync, if that is more
+                than what their dtypes explain.
 
         Raises:
             ConfigError: If max_rows is below 1, or dtype or compile is asked of a model without a decoder of
@@ -60,15 +71,54 @@ class NativeEngine:
         self.policy, self.max_rows = policy, max_rows
         self.decoder = decoder or _decoder_for(policy, dtype, compile, own_weights)
         self.policy_version = 0
+        self.last_sync: SyncReport | None = None
+        """What the last sync did, or None before the first."""
+        self._max_probe_gap, self._is_proven = max_probe_gap, False
         self.active_rows: list[int] = []
         """Rows that were running at each decode step of the last run."""
         self._taken: tuple[object, ...] = ()
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Take over the policy's present weights."""
-        self.policy, self.policy_version = policy, version
+        """Take over the policy's present weights; with sharded ones, all ranks call it together.
+
+        Raises:
+            RolloutError: If a tensor has no place, or one arrived otherwise than it is; it is named.
+        """
+        started = time.perf_counter()
         self.decoder.sync(policy)
-        self._taken = _marks(policy)
+        self.policy, self.policy_version = policy, version
+        copies = self.decoder.copies
+        self.last_sync = SyncReport(
+            version=version,
+            num_tensors=0 if copies is None else copies.num_tensors,
+            num_bytes=0 if copies is None else copies.num_bytes,
+            transfer_s=time.perf_counter() - started,
+        )
+        self._taken, self._is_proven = _marks(policy), copies is None
+        if is_sharded(policy):
+            self.prove()
+
+    def prove(self) -> None:
+        """Probe the weights of the last sync, unless that is done: before the first token is drawn with them.
+
+        With sharded weights `sync` itself does it, since the policy's forward pass takes all ranks.
+
+        Raises:
+            RolloutError: If decoder and policy differ. A tensor that somebody changed since is named.
+        """
+        if self._is_proven or self.last_sync is None or self.decoder.copies is None:
+            return
+        started = time.perf_counter()
+        names = (str(dtype).removeprefix("torch.") for dtype in (self.decoder.dtype, self.policy.dtype))
+        allowed = max(self._max_probe_gap, *(PROBE_GAPS[name] for name in names))
+        try:
+            gap = require_same_function(self.policy, self.decoder, self.policy_version, max_gap=allowed)
+        except RolloutError:
+            if not is_sharded(self.policy):
+                self.decoder.require_same(self.policy)
+            raise
+        self.last_sync = replace(self.last_sync, probe_s=time.perf_counter() - started, probe_gap=gap)
+        self._is_proven = True
 
     def rollout(self, request: RolloutRequest) -> Rollout:
         """Serve a request in one go.
@@ -79,6 +129,7 @@ class NativeEngine:
         Raises:
             ConfigError: If the request cannot be served, see `RolloutRequest.check`, or T is not the length
                 of a picture.
+            RolloutError: As `sync` and `prove`.
         """
         started = time.perf_counter()
         samples = self.run(begin(request))
@@ -92,7 +143,6 @@ class NativeEngine:
             decode_s=time.perf_counter() - started,
         )
 
-    @torch.inference_mode()
     def run(self, samples: Sequence[PartialSample], *, max_steps: int | None = None) -> list[PartialSample]:
         """Go on with samples until they are done, or for some decode steps.
 
@@ -107,24 +157,30 @@ class NativeEngine:
         self._check(samples)
         if self._taken != _marks(self.policy):
             self.sync(self.policy, self.policy_version)
+        self.prove()
         left = [i for i, sample in enumerate(samples) if not sample.is_done]
-        done = list(samples)
         self.active_rows = []
-        if left:
-            rows = Rows(self.policy, self.decoder, [samples[i] for i in left], self.max_rows or len(left))
-            while rows.is_running and (max_steps is None or len(self.active_rows) < max_steps):
-                self.active_rows.append(rows.num_active)
-                rows.advance()
-            for i, added in zip(left, rows.results(), strict=True):
-                versions = (self.policy_version,) * len(added.ids)
-                done[i] = replace(
-                    samples[i],
-                    ids=samples[i].ids + added.ids,
-                    logprobs=samples[i].logprobs + added.logprobs,
-                    versions=samples[i].versions + versions,
-                    is_ended=added.is_ended,
-                )
+        done = list(samples)
+        for i, added in zip(left, self._draw([samples[i] for i in left], max_steps), strict=True):
+            done[i] = replace(
+                samples[i],
+                ids=samples[i].ids + added.ids,
+                logprobs=samples[i].logprobs + added.logprobs,
+                versions=samples[i].versions + (self.policy_version,) * len(added.ids),
+                is_ended=added.is_ended,
+            )
         return done
+
+    @torch.inference_mode()
+    def _draw(self, samples: Sequence[PartialSample], max_steps: int | None) -> list[Added]:
+        """Go on with samples that are not done; return what is added to each."""
+        if not samples:
+            return []
+        rows = Rows(self.policy, self.decoder, samples, self.max_rows or len(samples))
+        while rows.is_running and (max_steps is None or len(self.active_rows) < max_steps):
+            self.active_rows.append(rows.num_active)
+            rows.advance()
+        return rows.results()
 
     def close(self) -> None:
         """Nothing to give back: the cache goes with the engine."""

@@ -21,16 +21,13 @@ from unirl.rollout.vllm_local import LocalVllm, VllmSettings
 from unirl.rollout.vllm_requests import SHARED_MEMORY, AllowedIds, TokenEngine, TokenRequest
 from unirl.rollout.weight_sync import SyncReport, send_weights
 from unirl.rollout.weight_sync_backends import Backend
-from unirl.rollout.weight_sync_probe import require_agreement
+from unirl.rollout.weight_sync_probe import PROBE_GAPS, require_agreement
 from unirl.types import Rollout
 
 __all__ = ["URL_VARIABLE", "VllmEngine", "open_engine", "start_local", "token_request", "write_model_config"]
 
 URL_VARIABLE = "UNIRL_ROLLOUT_URL"
 """Of the server that `vllm` means; without it vLLM runs in the trainer's process."""
-
-PROBE_GAPS = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
-"""Largest difference, nats, between engine and trainer that a dtype explains."""
 
 
 class VllmEngine:
@@ -42,13 +39,13 @@ class VllmEngine:
 
     Args:
         engine: vLLM in this process (`LocalVllm`) or a server (`RemoteVllm`).
-        max_probe_gap: Nats that engine and trainer may differ by on the probe of a sync; None takes what the
-            engine's dtype explains.
+        max_probe_gap: Nats that engine and trainer may differ by on the probe of a sync, if that is more than
+            what the engine's dtype explains.
     """
 
-    def __init__(self, engine: TokenEngine, *, max_probe_gap: float | None = None) -> None:
+    def __init__(self, engine: TokenEngine, *, max_probe_gap: float = 0.0) -> None:
         self._engine = engine
-        self._max_gap = PROBE_GAPS[engine.info.dtype] if max_probe_gap is None else max_probe_gap
+        self._max_gap = max(PROBE_GAPS[engine.info.dtype], max_probe_gap)
         self._policy: TokenLM | None = None
         self._backend: Backend | None = None
         self.policy_version = engine.info.policy_version
@@ -152,14 +149,18 @@ def write_model_config(policy: TokenLM, directory: Path) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def start_local(policy: TokenLM, settings: VllmSettings | None = None) -> VllmEngine:
+def start_local(
+    policy: TokenLM, settings: VllmSettings | None = None, *, max_probe_gap: float = 0.0
+) -> VllmEngine:
     """Start vLLM in this process for a policy. It has random weights until the first `sync`."""
     with tempfile.TemporaryDirectory() as folder:
         write_model_config(policy, Path(folder))
-        return VllmEngine(LocalVllm(Path(folder), settings))
+        return VllmEngine(LocalVllm(Path(folder), settings), max_probe_gap=max_probe_gap)
 
 
-def open_engine(kind: str, policy: Policy, *, own_weights: bool = False) -> RolloutEngine:
+def open_engine(
+    kind: str, policy: Policy, *, own_weights: bool = False, max_probe_gap: float = 0.0
+) -> RolloutEngine:
     """Return the engine that a run asks for.
 
     Args:
@@ -167,15 +168,19 @@ def open_engine(kind: str, policy: Policy, *, own_weights: bool = False) -> Roll
             this process.
         policy: Sampled from.
         own_weights: Its weights will be sharded, see `NativeEngine`; vLLM always has its own.
+        max_probe_gap: Nats that the precision of the trainer's own forward pass explains, see
+            `Distribution.logprob_gap`.
 
     Raises:
         ConfigError: If there is no such engine, or it cannot run the policy.
     """
     if kind == "native":
-        return NativeEngine(policy, own_weights=own_weights)
+        return NativeEngine(policy, own_weights=own_weights, max_probe_gap=max_probe_gap)
     if kind != "vllm":
         raise ConfigError(f"there is no rollout engine {kind!r}; known are native and vllm")
     if not isinstance(policy, TokenLM):
         raise ConfigError(f"vLLM runs causal LMs (TokenLM); roll out {type(policy).__name__} natively")
     url = os.environ.get(URL_VARIABLE)
-    return VllmEngine(RemoteVllm(url)) if url else start_local(policy)
+    if url:
+        return VllmEngine(RemoteVllm(url), max_probe_gap=max_probe_gap)
+    return start_local(policy, max_probe_gap=max_probe_gap)

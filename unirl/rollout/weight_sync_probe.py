@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from unirl.errors import RolloutError
 from unirl.policies.policy import Policy
 from unirl.rollout.vllm_requests import AllowedIds, TokenAnswer, TokenEngine, TokenRequest
 from unirl.types import Direction
 
-__all__ = ["Probe", "probe_gap", "probe_request", "require_agreement"]
+__all__ = ["PROBE_GAPS", "Probe", "probe_gap", "probe_request", "require_agreement"]
 
+PROBE_GAPS = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
+"""Largest difference, nats, between engine and trainer that a dtype explains."""
 PROMPT_TOKENS = 33
-"""One more than a block of the cache, so that a block that was kept from old weights is used, and seen."""
+"""One more than a block of vLLM's cache, so that a block that was kept from old weights is used, and seen."""
 NEW_TOKENS = 4
 
 
@@ -27,8 +30,15 @@ class Probe:
     request: TokenRequest
 
 
-def probe_request(policy: Policy, direction: Direction, *, max_length: int) -> Probe:
-    """Ask for a few tokens behind a fixed prompt of ids from the whole vocabulary.
+def probe_request(
+    policy: Policy,
+    direction: Direction,
+    *,
+    max_length: int,
+    prompt_tokens: int = PROMPT_TOKENS,
+    new_tokens: int = NEW_TOKENS,
+) -> Probe:
+    """Ask for a few tokens behind a fixed prompt of words and image codes.
 
     The prompt is the same every time, for both directions.
 
@@ -36,11 +46,14 @@ def probe_request(policy: Policy, direction: Direction, *, max_length: int) -> P
         policy: Gives vocabulary and grammar.
         direction: Of the response.
         max_length: Positions of the model; short models get a short prompt.
+        prompt_tokens: Of the prompt.
+        new_tokens: Of the response, at most.
     """
     vocabulary = policy.vocabulary
-    tokens = min(NEW_TOKENS, policy.max_response_length(direction, NEW_TOKENS), max_length - 1)
+    tokens = min(new_tokens, policy.max_response_length(direction, new_tokens), max_length - 1)
     rng = np.random.Generator(np.random.Philox(0))
-    prompt = rng.integers(0, vocabulary.size, size=min(PROMPT_TOKENS, max_length - tokens))
+    known = (policy.allowed("text") | _anywhere(policy.allowed("image"))).nonzero()[:, 0].tolist()
+    prompt = rng.choice(known, size=min(prompt_tokens, max_length - tokens))
     grammar = vocabulary.grammar(direction)
     return Probe(
         direction=direction,
@@ -68,11 +81,17 @@ def probe_gap(policy: Policy, probe: Probe, answer: TokenAnswer) -> float:
         torch.tensor(mask, device=policy.device),
         prompt_length=len(prompt),
         direction=probe.direction,
+        with_values=False,
     )
     return max(
         float((output.logprobs[row, : len(theirs)].cpu() - torch.tensor(theirs)).abs().max())
         for row, theirs in enumerate(answer.logprobs)
     )
+
+
+def _anywhere(allowed: Tensor) -> Tensor:
+    """bool (V,): True on ids that may stand at some place."""
+    return allowed.any(dim=0) if allowed.ndim == 2 else allowed
 
 
 def require_agreement(

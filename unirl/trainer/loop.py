@@ -104,7 +104,9 @@ class Trainer:
         self.rewards = StageRewards(reward, stage_rewards or {}, stages)
         policy.logits_chunk = settings.logits_chunk
         require_movable(policy, stages)
-        self.engine: RolloutEngine = engine or NativeEngine(policy, own_weights=accelerator.is_fsdp2)
+        self.engine: RolloutEngine = engine or NativeEngine(
+            policy, own_weights=accelerator.is_fsdp2, max_probe_gap=settings.distribution.logprob_gap
+        )
         self.model, self.optimizer, self.reference = prepare_policy(
             accelerator, settings.distribution, policy, critic=settings.critic
         )

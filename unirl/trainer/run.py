@@ -104,7 +104,12 @@ def _run(
     if accelerator.is_main_process:
         version = 0 if recipe.reward is None else reward_version(run / "models" / "reward")
         directory.record_reward(version=version, identity=_identity(reward))
-    engine = open_engine(recipe.settings.rollout, policy, own_weights=accelerator.is_fsdp2)
+    engine = open_engine(
+        recipe.settings.rollout,
+        policy,
+        own_weights=accelerator.is_fsdp2,
+        max_probe_gap=recipe.settings.distribution.logprob_gap,
+    )
     with _StageBars(show=accelerator.is_main_process) as bars, closing(engine):
         trainer = Trainer(
             directory,

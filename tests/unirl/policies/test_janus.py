@@ -17,6 +17,7 @@ from unirl.errors import ConfigError
 from unirl.policies.checkpoints import load_policy
 from unirl.policies.janus import JanusPolicy
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary, word_tokenizer
+from unirl.rollout.native import NativeEngine
 from unirl.trainer.sft import train_supervised
 from unirl.types import Prompt
 
@@ -206,3 +207,12 @@ def test_the_trainer_runs_both_stages_on_it(
     assert [line["direction"] for line in lines] == ["text", "image"]
     assert all(line["rollout/logprob_gap_max"] < 1e-5 for line in lines)
     assert not any(old.equal(new) for old, new in zip(before, heads, strict=True))
+
+
+def test_a_copy_for_an_engine_is_whole_and_proven(toy: SimpleNamespace) -> None:
+    policy = make_janus(toy)
+    engine = NativeEngine(policy, own_weights=True)
+    engine.sync(policy, 2)
+    engine.prove()
+    assert engine.last_sync is not None and engine.last_sync.probe_s > 0
+    assert engine.last_sync.num_tensors == len(policy.lm.state_dict())

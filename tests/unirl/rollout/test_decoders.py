@@ -108,16 +108,16 @@ def test_weights_have_their_places_and_places_their_weights(toy: SimpleNamespace
     policy = make(toy, "qwen2")
     weights = FusedWeights(policy.decoder_config, dtype=torch.float32, device=policy.device)
     given = dict(policy.weights())
-    weights.load(given.items())
+    weights.copies.load(given.items())
     with pytest.raises(RolloutError, match=r"model\.extra\.weight: the decoder has no such weight"):
-        weights.load([*given.items(), ("model.extra.weight", torch.zeros(1))])
+        weights.copies.load([*given.items(), ("model.extra.weight", torch.zeros(1))])
     with pytest.raises(RolloutError, match=r"model\.norm\.weight: shape \(7,\), the decoder has \(32,\)"):
-        weights.load([("model.norm.weight", torch.zeros(7))])
+        weights.copies.load([("model.norm.weight", torch.zeros(7))])
     given.pop("model.layers.1.mlp.down_proj.weight")
     with pytest.raises(
         RolloutError, match=r"1 weights were not given, the first is model\.layers\.1\.mlp\.down"
     ):
-        weights.load(given.items())
+        weights.copies.load(given.items())
 
 
 @pytest.mark.slow

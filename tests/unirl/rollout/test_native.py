@@ -141,6 +141,8 @@ def test_a_sample_depends_on_its_own_seed_alone(
 class Script:
     """A decoder whose head writes given tokens, `ids[sample]`, as long as rows keep their order."""
 
+    copies = None
+
     def __init__(self, policy: TokenLM, ids: Sequence[Sequence[int]]) -> None:
         self.inner: Decoder = FusedDecoder(policy, dtype=policy.dtype)
         self.inner.sync(policy)
@@ -218,6 +220,8 @@ def test_a_prompt_is_run_once_for_its_group(
     policy: TokenLM, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, seen = NativeEngine(policy, max_rows=5), []
+    engine.sync(policy, 0)
+    engine.prove()
     prefill = engine.decoder.prefill
     monkeypatch.setattr(
         engine.decoder, "prefill", lambda ids, *rest: seen.extend(ids.tolist()) or prefill(ids, *rest)

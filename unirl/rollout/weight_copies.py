@@ -1,0 +1,117 @@
+"""A decoder's own copies of a policy's weights, each compared with its source as it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from unirl.errors import RolloutError
+from unirl.policies.sharded_tensors import whole
+from unirl.rollout.vllm_requests import Checksums
+from unirl.rollout.weight_sync import BUCKET_BYTES
+from unirl.rollout.weight_sync_checksums import checksum, checksum_kind, copy_checked
+
+__all__ = ["WeightCopies"]
+
+
+class WeightCopies:
+    """Places for the tensors of a checkpoint, kept from sync to sync.
+
+    Args:
+        places: Contiguous tensors on one device, by the names of a checkpoint. Of two names of one place, as
+            of a tied head, the second is only compared, and need not come.
+    """
+
+    def __init__(self, places: Mapping[str, Tensor]) -> None:
+        self.places = dict(places)
+        """By name."""
+        self._kind = checksum_kind(next(iter(self.places.values())).device)
+        owners: dict[int, str] = {}
+        for name, place in self.places.items():
+            owners.setdefault(place.data_ptr(), name)
+        self._owners = frozenset(owners.values())
+        self.num_tensors = self.num_bytes = 0
+        """That came with the last load."""
+
+    @torch.no_grad()
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy tensors to their places, and compare the checksums of both sides.
+
+        Args:
+            weights: By name, on any device and in any dtype. Sharded ones are gathered about 64 MB at a time,
+                so every rank must call this.
+
+        Raises:
+            RolloutError: If a tensor has no place or another shape than its place, if a place got none, or if
+                one holds other bytes afterwards. The tensor is named.
+        """
+        missing, self.num_tensors, self.num_bytes = set(self._owners), 0, 0
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for bucket in self._buckets(weights):
+                # First all that is copied, so that a second name is compared with what is there now.
+                bucket.sort(key=lambda pair: pair[0] not in self._owners)
+                for (name, tensor), sums in zip(bucket, self._each(pool, bucket), strict=True):
+                    _require_equal(name, sums)
+                    self.num_tensors, self.num_bytes = self.num_tensors + 1, self.num_bytes + tensor.nbytes
+                missing.difference_update(name for name, _ in bucket)
+        if missing:
+            raise RolloutError(
+                f"{len(missing)} weights were not given, the first is {sorted(missing)[0]}; "
+                "sync the whole model"
+            )
+
+    @torch.no_grad()
+    def require_same(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Compare what is held with what `load` would be given.
+
+        Raises:
+            RolloutError: With the first tensor that differs.
+        """
+        for bucket in self._buckets(weights):
+            for name, tensor in bucket:
+                _require_equal(name, self._compare(name, tensor))
+
+    def _buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+        """Whole tensors that have a place, as the place would hold them."""
+        held: list[tuple[str, Tensor]] = []
+        for name, tensor in weights:
+            place = self.places.get(name)
+            if place is None:
+                raise RolloutError(
+                    f"{name}: the decoder has no such weight; its names are those of the model"
+                )
+            if place.shape != tensor.shape:
+                raise RolloutError(
+                    f"{name}: shape {tuple(tensor.shape)}, the decoder has {tuple(place.shape)}; "
+                    "make a new engine for a model of another size"
+                )
+            held.append((name, whole(tensor).detach().to(place).contiguous()))
+            if sum(tensor.nbytes for _, tensor in held) >= BUCKET_BYTES:
+                yield held
+                held = []
+        yield held
+
+    def _each(self, pool: ThreadPoolExecutor, bucket: Sequence[tuple[str, Tensor]]) -> Iterator[Checksums]:
+        copied = [pair for pair in bucket if pair[0] in self._owners]
+        run = pool.map if self._kind == "xxh3" else map
+        yield from run(self._copy, *zip(*copied, strict=True)) if copied else ()
+        yield from (self._compare(name, tensor) for name, tensor in bucket[len(copied) :])
+
+    def _copy(self, name: str, tensor: Tensor) -> Checksums:
+        sent, held = copy_checked(self.places[name].view(-1), tensor.view(-1), self._kind)
+        return Checksums(sent=sent, held=held)
+
+    def _compare(self, name: str, tensor: Tensor) -> Checksums:
+        return Checksums(sent=checksum(tensor, self._kind), held=checksum(self.places[name], self._kind))
+
+
+def _require_equal(name: str, sums: Checksums) -> None:
+    if sums.sent != sums.held:
+        raise RolloutError(
+            f"weight sync: the decoder holds bytes with checksum {sums.held} for {name}, the policy has "
+            f"{sums.sent}; it would sample from another policy. A tied pair whose tensors differ, and a "
+            "decoder that somebody wrote to, are the usual causes"
+        )
