@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from datapipe.decode.text import check_text
+from datapipe.decode.text import INVISIBLE, check_text
 from datapipe.errors import DecodeError
 from datapipe.media import MEDIA_KINDS, Media, judge_media
 from datapipe.media_rules import MediaRules
@@ -144,7 +144,7 @@ def _lost_numbers(record: Record) -> Iterator[Note]:
 
 def _checked_caption(value: object, *, is_optional: bool) -> str | None:
     if is_optional and (
-        value is MISSING or value is None or (isinstance(value, str) and not value.strip("\0 \t\r\n"))
+        value is MISSING or value is None or (isinstance(value, str) and not value.strip("\0" + INVISIBLE))
     ):
         return None
     if value is MISSING:

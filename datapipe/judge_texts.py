@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, cast
 
+from datapipe.decode.text import INVISIBLE
 from datapipe.errors import DecodeError
 from datapipe.judge import Judge, Row
 from datapipe.sources.column_kinds import Scalar
@@ -83,7 +85,7 @@ def judge_texts(rows: TextRows, source: str, judge: Judge) -> TextColumns | None
 def _are_texts(values: Sequence[object]) -> bool:
     """Whether all are text that check_text accepts."""
     texts = [value for value in values if isinstance(value, str)]
-    if len(texts) < len(values) or not all(map(str.strip, texts)):
+    if len(texts) < len(values) or not all(map(str.strip, texts, repeat(INVISIBLE))):
         return False
     joined = "".join(texts)
     try:

@@ -21,7 +21,7 @@ from storage import FeatureStore
 __all__ = ["FinishedSource", "FinishedSources", "SourceJournal", "fingerprint"]
 
 _FILE: Final = "sources.json"
-_BLOCK_ROWS: Final = 65536
+_BLOCK_ROWS: Final = 8192
 # What file systems tell about a file beside its size; one of them at least is needed.
 _VERSION_FACTS: Final = (
     "ETag",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Literal
 
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from datapipe.decode.colour import has_alpha, to_rgb
 from datapipe.decode.exif import METADATA_ERRORS, apply_orientation, read_orientation, swaps_axes
@@ -16,6 +16,7 @@ from datapipe.errors import DataError, DecodeError
 
 __all__ = ["check_pixel_budget", "load_frame", "load_picture", "open_picture", "read_facts", "refuse_switch"]
 
+_BIG_TIFF: Final = 43
 _PIXEL_ERRORS: Final = (*METADATA_ERRORS, EOFError, MemoryError, Image.DecompressionBombError)
 
 
@@ -131,7 +132,14 @@ def _open(data: bytes | memoryview, format_name: str) -> Image.Image:
         raise DecodeError("too_many_pixels", str(error)) from error
     except _PIXEL_ERRORS as error:
         reason = "truncated" if _is_cut(data, format_name) else "corrupt"
-        raise DecodeError(reason, f"the {format_name} header cannot be read: {error}") from error
+        raise DecodeError(reason, f"the {format_name} header {_why_unread(error)}") from error
+
+
+def _why_unread(error: Exception) -> str:
+    """What Pillow says, without what differs from run to run."""
+    if isinstance(error, UnidentifiedImageError | KeyError):
+        return "is incomplete or holds values that cannot be"
+    return f"cannot be read: {error}"
 
 
 def _load(image: Image.Image, data: bytes | memoryview, format_name: str) -> None:
@@ -164,6 +172,8 @@ def _is_cut(data: bytes | memoryview, format_name: str) -> bool:
         return b"IEND" not in bytes(data[-4096:])
     if format_name == "WEBP":
         return len(data) < int.from_bytes(bytes(data[4:8]), "little") + 8
+    if format_name == "TIFF":
+        return _has_cut_directory(data)
     return len(data) < 64
 
 
@@ -178,6 +188,20 @@ def _has_cut_box(data: bytes | memoryview) -> bool:
             size = int.from_bytes(bytes(data[offset + 8 : offset + 16]), "big")
         offset += max(size, 8)
     return offset != len(data)
+
+
+def _has_cut_directory(data: bytes | memoryview) -> bool:
+    """Whether the first directory of a TIFF, which often stands at its end, is not there to its end."""
+    order: Literal["little", "big"] = "little" if data[:1] == b"I" else "big"
+
+    def number(start: int, size: int) -> int:
+        return int.from_bytes(bytes(data[start : start + size]), order)
+
+    if number(2, 2) == _BIG_TIFF:
+        start = number(8, 8)
+        return start + 8 + 20 * number(start, 8) > len(data)
+    start = number(4, 4)
+    return start + 2 + 12 * number(start, 2) > len(data)
 
 
 def _count_frames(image: Image.Image, format_name: str) -> int:

@@ -30,11 +30,23 @@ _NOT_PICTURES: tuple[tuple[bytes, str, str], ...] = (
     (b"PK\x03\x04", "archive", "a zip archive; unpack it first"),
     (b"\x1f\x8b", "archive", "gzip data; unpack it first"),
     (b"7z\xbc\xaf\x27\x1c", "archive", "a 7z archive; unpack it first"),
+    (b"Rar!\x1a\x07", "archive", "a RAR archive; unpack it first"),
+    (b"\xfd7zXZ\x00", "archive", "xz data; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "archive", "zstd data; unpack it first"),
+    (b"BZh", "archive", "bzip2 data; unpack it first"),
     (b"8BPS", "unsupported_format", "a Photoshop document; export it as PNG"),
     (b"%!PS", "unsupported_format", "PostScript; render it to PNG first"),
+    (b"\xff\x0a", "unsupported_format", "a JPEG XL picture; convert it to PNG"),
+    (b"\x00\x00\x00\x0cJXL \r\n\x87\n", "unsupported_format", "a JPEG XL picture; convert it to PNG"),
+    (b"\x76\x2f\x31\x01", "unsupported_format", "an OpenEXR picture; convert it to 16-bit PNG"),
+    (b"\x89PNG", "corrupt", "a PNG whose line ends were changed by a transfer as text; copy it as binary"),
     (b"\x1a\x45\xdf\xa3", "video", "a Matroska or WebM video"),
     (b"version https://git-lfs", "lfs_pointer", "a Git LFS pointer; run `git lfs pull` first"),
 )
+
+_WEB_PAGE = (b"<!doctype html", b"<html", b"<head", b"<body", b"<script", b"<title", b"<meta")
+_TEXT_BYTES = frozenset(b"\t\n\r\f" + bytes(range(32, 127)))
+_MIN_TEXT_BYTES = 4
 
 AVIF_BRANDS = frozenset({b"avif", b"avis"})
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
@@ -50,8 +62,8 @@ def sniff_image_format(data: bytes | memoryview) -> str:
         `JPEG`, `PNG`, `WEBP`, `GIF`, `TIFF`, `BMP`, `AVIF`, `HEIF`, `JPEG2000`, `PPM`, `ICO`, `QOI` or `DDS`.
 
     Raises:
-        DecodeError: Reasons `empty`, `html`, `json`, `svg`, `pdf`, `archive`, `video`, `lfs_pointer`,
-            `unsupported_format`, `not_an_image`.
+        DecodeError: Reasons `empty`, `html`, `json`, `svg`, `xml`, `text`, `pdf`, `archive`, `video`,
+            `lfs_pointer`, `corrupt`, `unsupported_format`, `not_an_image`.
     """
     if len(data) == 0:
         raise DecodeError("empty", "the file has 0 bytes")
@@ -84,13 +96,28 @@ def _sniff_iso_media(head: bytes) -> str:
 
 
 def _text_or_unknown(start: bytes, size: int) -> DecodeError:
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")) or b"<html" in text[:256]:
+    text = _as_utf8(start).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(_WEB_PAGE) or b"<html" in text[:256] or b"<!doctype html" in text[:256]:
         return DecodeError("html", "a web page was saved in place of the picture; download it again")
-    if text.startswith((b"<svg", b"<?xml")):
-        return DecodeError("svg", "a vector drawing or XML; render it to PNG first")
+    if text.startswith(b"<svg") or (
+        text.startswith((b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text
+    ):
+        return DecodeError("svg", "a vector drawing; render it to PNG first")
+    if text.startswith((b"<?xml", b"<error")):
+        return DecodeError("xml", "an XML answer was saved in place of the picture; download it again")
     if text.startswith((b"{", b"[")) and text.isascii():
         return DecodeError("json", "a JSON answer was saved in place of the picture; download it again")
     if not any(start):
         return DecodeError("not_an_image", f"the first {len(start)} of {size} bytes are all zero")
+    if len(text) >= _MIN_TEXT_BYTES and all(byte in _TEXT_BYTES for byte in text):
+        shown = start[:40].decode("ascii", "replace").strip()
+        return DecodeError("text", f"text stands in place of the picture: {shown!r}; download it again")
     return DecodeError("not_an_image", f"no known image starts with {start[:8].hex(' ')}")
+
+
+def _as_utf8(start: bytes) -> bytes:
+    """Text in UTF-16 with a mark as UTF-8; anything else as it is."""
+    for mark, encoding in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
+        if start.startswith(mark):
+            return start[2:].decode(encoding, "replace").encode()
+    return start

@@ -15,7 +15,7 @@ from datapipe.sources.conversation import Medium
 from datapipe.sources.fields import FieldMap, UnseenNames
 from datapipe.sources.listing import FolderListing, list_folder
 from datapipe.sources.media import OpenedMedium
-from datapipe.sources.paths import loader_below, printable
+from datapipe.sources.paths import folded_name, loader_below, printable
 from datapipe.sources.record import MISSING, Fault, Item, Note, Record
 from datapipe.sources.remote import SourcePath
 from datapipe.sources.row import Row
@@ -159,11 +159,11 @@ class FolderSource:
         return path.as_posix().removeprefix(self.root.as_posix()).lstrip("/")
 
     def _from_files(self, listing: FolderListing, used: set[str]) -> Iterator[Item]:
-        folded = {stem.casefold(): stem for stem in listing.sidecars}
+        folded = {folded_name(stem): stem for stem in listing.sidecars}
         taken: set[str] = set()
         for relative in listing.media:
             stem = os.path.splitext(relative)[0]  # noqa: PTH122
-            owner = stem if stem in listing.sidecars else folded.get(stem.casefold())
+            owner = stem if stem in listing.sidecars else folded.get(folded_name(stem))
             if owner is not None:
                 taken.add(owner)
             if relative in used:

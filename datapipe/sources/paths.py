@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import unicodedata
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "VIDEO_SUFFIXES",
     "file_loader",
+    "folded_name",
     "is_unsafe_path",
     "loader_below",
     "locate_file",
@@ -45,6 +47,12 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def folded_name(name: str) -> str:
+    """A name without what systems disagree about: upper and lower case, and whether accents are composed."""
+    folded = name.casefold()
+    return folded if folded.isascii() else unicodedata.normalize("NFC", folded)
+
+
 def is_unsafe_path(path: str) -> bool:
     """Whether a relative path is absolute, holds a drive letter, or climbs out with `..`."""
     depth = 0
@@ -61,9 +69,9 @@ def is_unsafe_path(path: str) -> bool:
 def locate_file(root: SourcePath, named: str, place: str) -> tuple[SourcePath, list[Note]]:
     """Find the file that a row names, relative to root.
 
-    Windows separators, and a spelling that differs only in upper and lower case from exactly one file, are
-    accepted with a note. Behind a URL nothing is looked up: whether the file is there turns out when it is
-    read.
+    Windows separators, and a spelling that differs from exactly one file in upper and lower case or in
+    composed and decomposed accents only, are accepted with a note. Behind a URL nothing is looked up:
+    whether the file is there turns out when it is read.
 
     Raises:
         DecodeError: Reasons `path_outside_folder`, `row_without_image`, `not_a_file`.
@@ -156,7 +164,7 @@ def _other_case(root: Path, path: Path) -> Path | None:
         if exact.exists():
             found = exact
             continue
-        names = _names_by_case(found).get(part.casefold(), ())
+        names = _names_by_case(found).get(folded_name(part), ())
         if len(names) != 1:
             return None
         found = found / names[0]
@@ -168,6 +176,6 @@ def _names_by_case(folder: Path) -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     if folder.is_dir():
         for entry in folder.iterdir():
-            folded = entry.name.casefold()
+            folded = folded_name(entry.name)
             names[folded] = (*names.get(folded, ()), entry.name)
     return names

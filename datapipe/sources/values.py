@@ -9,7 +9,7 @@ import json
 import math
 from typing import Final
 
-from datapipe.decode.text import check_text
+from datapipe.decode.text import INVISIBLE, check_text
 from datapipe.errors import DecodeError
 
 __all__ = ["clean_value", "is_kept_whole"]
@@ -30,7 +30,7 @@ def clean_value(value: object, *, field_name: str) -> str | int | float | bool |
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return check_text(value, field=field_name) if value.strip() else value
+        return check_text(value, field=field_name) if value.strip(INVISIBLE) else value
     if isinstance(value, int):
         return value if -_INT64_MAX - 1 <= value <= _INT64_MAX else str(value)
     if isinstance(value, float):

@@ -452,9 +452,12 @@ def test_img_12_content_counts_not_the_name(tmp_path: Path) -> None:
     report = caught.value.report
     assert report.reasons == {
         **dict.fromkeys(
-            ["html", "empty", "json", "missing_codec", "lfs_pointer", "no_moov", "svg", "not_a_file"], 1
+            [
+                *("html", "empty", "json", "missing_codec", "lfs_pointer", "no_moov", "svg", "not_a_file"),
+                *("text", "not_an_image"),
+            ],
+            1,
         ),
-        "not_an_image": 2,
     }
     assert "pillow-heif" in report.examples["missing_codec"][0].detail
     assert FeatureStore.open(tmp_path / "store").select().column("format").to_pylist() == ["webp"]

@@ -103,6 +103,13 @@ def damaged(data: bytes, at: float = 0.6) -> bytes:
     )
 
 
+def without_palette() -> bytes:
+    """A PNG of palette colours from which the palette was cut."""
+    data = encode(Image.fromarray(pixels(5)).quantize(16), "PNG")
+    start = data.index(b"PLTE") - 4
+    return data[:start] + data[start + 12 + int.from_bytes(data[start : start + 4], "big") :]
+
+
 def defects() -> list[Defect]:
     png, jpg = WRITERS[0][1](9001), WRITERS[1][1](9002)
     noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8))
@@ -139,7 +146,16 @@ def defects() -> list[Defect]:
         ("lfs.png", b"version https://git-lfs.github.com/spec/v1\n", "lfs_pointer", ok),
         ("phone.jpg", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 40, "missing_codec", ok),
         ("nulls.jpg", b"\0" * 4096, "not_an_image", ok),
-        ("text.jpg", b"just some words", "not_an_image", ok),
+        ("text.jpg", b"just some words", "text", ok),
+        ("denied.jpg", b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "xml", ok),
+        ("login.jpg", b"<script>location='/login'</script>", "html", ok),
+        ("wide.png", "\ufeff<!DOCTYPE html>".encode("utf-16-le"), "html", ok),
+        ("rar.png", b"Rar!\x1a\x07\0....", "archive", ok),
+        ("xl.jpg", b"\xff\x0a\xfa\x1f....", "unsupported_format", ok),
+        ("lines.png", png.replace(b"\r\n", b"\n"), "corrupt", ok),
+        ("colours.png", without_palette(), "corrupt", ok),
+        ("directory.tif", noisy["TIFF"][:40], "truncated", ok),
+        ("noise.jpg", np.random.default_rng(3).bytes(500), "not_an_image", ok),
         ("bomb.png", bomb(), "too_many_pixels", ok),
         ("hole.jpg", without_middle(noisy["JPEG"]), "corrupt", ok),
         ("wide.jpg", with_frame(jpg, 0xC1, 12), "unsupported_format", ok),
@@ -153,6 +169,7 @@ def defects() -> list[Defect]:
         ("silent.jpg", jpg, "caption_missing", None),
         ("blank.png", png, "caption_empty", b""),
         ("spaces.png", png, "caption_empty", b" \n\t\n"),
+        ("invisible.png", png, "caption_empty", "\u200b\ufeff".encode()),
         ("latin.png", png, "not_utf8", "café".encode("latin-1")),
         ("utf16.png", png, "not_utf8", "caption".encode("utf-16")),
         ("nul.png", png, "nul_byte", b"x\0y"),
@@ -282,7 +299,7 @@ def test_exactly_the_expected_rows_reasons_and_pixels(tmp_path: Path) -> None:
     add_odd_entries(folder, places)
     add_tables(folder, places)
     assert sum(1 for path in folder.rglob("*") if not path.is_dir()) > 1000
-    assert len(places) >= 81 and len(set(places.values())) >= 40
+    assert len(places) >= 90 and len(set(places.values())) >= 40
     with pytest.raises(BadFractionError) as caught:
         ingest(folder, tmp_path / "store", workers=2, commit_rows=100)
     report = caught.value.report

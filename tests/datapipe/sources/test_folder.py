@@ -165,6 +165,13 @@ def test_upper_case_suffixes_and_stems(tmp_path: Path) -> None:
     assert isinstance(items[1], Record) and items[1].caption_value() == "a"
 
 
+def test_stems_with_composed_and_decomposed_accents(tmp_path: Path) -> None:
+    write(tmp_path, **{"caf\u00e9.jpg": b"A", "cafe\u0301.txt": "a"})
+    items = list(FolderSource(tmp_path).items())
+    assert [type(item) for item in items] == [Note, Record]
+    assert isinstance(items[1], Record) and items[1].caption_value() == "a"
+
+
 def test_not_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="not a folder"):
         FolderSource(tmp_path / "none")

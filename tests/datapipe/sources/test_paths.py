@@ -25,7 +25,7 @@ def test_safe(path: str) -> None:
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     (root / "Sub").mkdir(parents=True)
-    for name in ("a.jpg", "Sub/B.jpg", "twin.jpg", "TWIN.jpg"):
+    for name in ("a.jpg", "Sub/B.jpg", "twin.jpg", "TWIN.jpg", "caf\u00e9.jpg"):
         (root / name).write_bytes(b"x")
     (tmp_path / "secret.jpg").write_bytes(b"secret")
     return root
@@ -39,6 +39,7 @@ def root(tmp_path: Path) -> Path:
         ("Sub\\B.jpg", "Sub/B.jpg", ["backslash_path"]),
         ("A.JPG", "a.jpg", ["case_mismatch"]),
         ("sub\\b.JPG", "Sub/B.jpg", ["backslash_path", "case_mismatch"]),
+        ("cafe\u0301.jpg", "caf\u00e9.jpg", ["case_mismatch"]),
     ],
 )
 def test_spellings_that_can_mean_one_file_only(root: Path, named: str, found: str, notes: list[str]) -> None:
