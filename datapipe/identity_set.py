@@ -47,6 +47,13 @@ class IdentitySet:
             for run in self._runs
         )
 
+    def members(self, identities: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Those of many that are members, in their order."""
+        found = np.fromiter((each in self._recent for each in identities.tolist()), bool, len(identities))
+        for run in self._runs:
+            found |= run[np.minimum(run.searchsorted(identities), len(run) - 1)] == identities
+        return identities[found]
+
     def add_new(self, identities: Iterable[int]) -> None:
         """Add many, none of which is a member."""
         self._recent.update(identities)

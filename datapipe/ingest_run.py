@@ -38,6 +38,7 @@ class IngestRun:
         should_stop: Callable[[], bool],
         duplicates: DuplicatePolicy = "once",
         met: Met | None = None,
+        first_row: int | None = None,
     ) -> None:
         """Args:
         store: What is known already; None for a store that is not made yet.
@@ -47,6 +48,7 @@ class IngestRun:
         should_stop: Asked between samples.
         duplicates: Whether a sample that differs from another one in its key alone is left out.
         met: What other runs of the same ingest take.
+        first_row: Rows of the store from this number on are of the same ingest.
         """
         self.tally = Tally()
         self.progress = [SourceProgress() for _ in sources]
@@ -61,6 +63,7 @@ class IngestRun:
             self._known,
             self._faults,
             met=met or Met(),
+            first_row=first_row,
             duplicates=duplicates,
             tally=self.tally,
             progress=self.progress,

@@ -28,6 +28,7 @@ _MAX_SAME = 100  # rows with one picture that are looked through for a caption
 class KnownRow:
     """Where a key stands already."""
 
+    row: int  # in the store
     source: str | None
     place: str | None
     caption: str | None
@@ -53,7 +54,9 @@ class KnownRows:
         """
         present = [name for name in _COLUMNS if store is not None and name in store.columns]
         empty = pa.table({"key": pa.nulls(0, pa.string())})
-        self._table: pa.Table = empty if store is None else store.select().to_arrow(present)
+        view = None if store is None else store.select()
+        self._table: pa.Table = empty if view is None else view.to_arrow(present)
+        self._rows = np.empty(0, np.int64) if view is None else view.rows
         ids = np.fromiter((key_id(key) for key in self._values("key")), np.uint64, len(self._table))
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]
@@ -75,7 +78,7 @@ class KnownRows:
             position = int(self._order[at])
             if self._value("key", position) == key:
                 values = {name: self._value(name, position) for name in _COLUMNS[1:]}
-                return KnownRow(**values)
+                return KnownRow(row=int(self._rows[position]), **values)
             at += 1
         return None
 

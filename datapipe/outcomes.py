@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from datapipe.judge import Row
@@ -16,8 +15,8 @@ __all__ = ["Judged", "Met", "Outcome", "Resolved", "Skip", "SourceEnd", "SourceP
 class Met:
     """Keys and contents that other runs of the same ingest take, with their places."""
 
-    keys: Mapping[str, str] = field(default_factory=dict)
-    contents: Mapping[int, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    contents: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

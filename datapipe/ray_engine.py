@@ -1,34 +1,26 @@
-"""The same ingest on Ray: tasks read slices of the sources and seal parts, the driver publishes them.
-
-Plain tasks, not Ray Data: a slice keeps its places and its order, a part lies in the store already when its
-task ends, and only a short record of it comes back. A task whose process dies is run again by Ray; what it
-had written is garbage that no snapshot lists.
-"""
+"""The same ingest on Ray Data: tasks read slices of the sources and seal parts, the driver publishes them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from datapipe.errors import WorkerError
+from datapipe.identity_set import IdentitySet
 from datapipe.judge import Judge
 from datapipe.outcomes import Met, SourceProgress
+from datapipe.ray_plan import RayPlan, RunFolder
+from datapipe.ray_receipt import SliceReceipt
 from datapipe.ray_session import ray_session
-from datapipe.ray_slices import Slice, SliceResult, cut_sources, judge_slice
+from datapipe.ray_slices import Slice, SliceRules, cut_sources
 from datapipe.settling import DuplicatePolicy
 from datapipe.sources import Source
 from datapipe.tally import Tally
 from storage import FeatureStore, SealedPart
 
 __all__ = ["RayRun"]
-
-_MAX_DEATHS: Final = 5  # of the processes of one slice
-_POLL_S: Final = 0.5  # how often a request to stop is looked for
 
 
 class RayRun:
@@ -57,8 +49,7 @@ class RayRun:
         self._workers = workers
         self._should_stop = should_stop
         self._duplicates: DuplicatePolicy = duplicates
-        self._settled: list[SliceResult] = []
-        self._met: dict[int, Met] = {}  # slice -> what earlier slices turned out to have
+        self._settled = _SettledRows()
 
     def commit_all(
         self,
@@ -71,6 +62,9 @@ class RayRun:
     ) -> int:
         """Write everything in commits of whole slices, in the order of the sources; return how many.
 
+        A request to stop ends the last commit with the first slice that was not read to its end, so that the
+        store has what comes before some sample, and nothing behind it.
+
         Args:
             store: What is written to; every process must reach it under the same path.
             update: Told of every slice.
@@ -79,94 +73,127 @@ class RayRun:
             committed: Told after each commit how many sources are in the store to their end.
         """
         slices = cut_sources(self._sources, self._workers)
-        ready: list[SealedPart] = []
+        if not slices:
+            return 0
+        rules = SliceRules(
+            store_path=store.path,
+            first_row=store.snapshot.next_row,
+            judge=self._judge,
+            duplicates=self._duplicates,
+        )
         num_commits, num_waiting, deadline = 0, 0, time.monotonic() + commit_s
-        with ray_session(self._workers) as ray:
-            for index, result in self._in_order(ray, store.path, slices):
-                self._settle(slices[index], result)
-                update(self.tally, slices[index].source_index)
-                ready.append(result.sealed)
-                num_waiting += result.tally.num_seen
-                if num_waiting >= commit_rows or time.monotonic() >= deadline:
-                    num_commits += self._publish(store, ready)
-                    ready, num_waiting, deadline = [], 0, time.monotonic() + commit_s
-                    is_last = slices[index].stop is None
-                    committed(slices[index].source_index + is_last)
-        num_commits += self._publish(store, ready)
+        num_settled = 0
+        with ray_session(self._workers) as ray, RunFolder(store.path) as folder:
+            plan = RayPlan(
+                ray,
+                self._sources,
+                slices,
+                rules,
+                folder=folder,
+                workers=self._workers,
+                should_stop=self._should_stop,
+            )
+            try:
+                for receipt in self._in_order(plan, len(slices)):
+                    part = slices[receipt.slice_number]
+                    self._settle(part, receipt)
+                    update(self.tally, part.source_index)
+                    if self.tally.is_interrupted:
+                        break
+                    num_settled += 1
+                    num_waiting += receipt.tally.num_seen
+                    if num_waiting >= commit_rows or time.monotonic() >= deadline:
+                        num_commits += self._publish(store)
+                        num_waiting, deadline = 0, time.monotonic() + commit_s
+                        committed(part.source_index + (part.stop is None))
+            finally:
+                plan.close()
+        num_commits += self._publish(store)
+        self.tally.is_interrupted = num_settled < len(slices)
         if not self.tally.is_interrupted:
             committed(len(self._sources))
         return num_commits
 
-    def _publish(self, store: FeatureStore, ready: Sequence[SealedPart]) -> int:
+    def _publish(self, store: FeatureStore) -> int:
+        ready = self._settled.take_parts()
         before = store.refresh().snapshot.id
         names = self._sources[0].name if len(self._sources) == 1 else f"{len(self._sources)} sources"
         return int(store.publish_parts(ready, message=f"ingest {names}").id != before) if ready else 0
 
-    def _in_order(self, ray: Any, path: Path, slices: Sequence[Slice]) -> Iterator[tuple[int, SliceResult]]:
-        """Results by slice number, once no earlier slice has any of their keys or contents."""
-        task = ray.remote(max_retries=_MAX_DEATHS)(judge_slice)
-        sources = [ray.put(source) for source in self._sources]
-        judge = ray.put(self._judge)
-        running: dict[Any, int] = {}
-        done: dict[int, SliceResult] = {}
-        unsent, wanted = iter(range(len(slices))), 0
-
-        def send(number: int) -> None:
-            part = slices[number]
-            met = self._met.get(number, Met())
-            ref = task.remote(path, sources[part.source_index], part, judge, self._duplicates, met)
-            running[ref] = number
-
-        for number in islice(unsent, self._workers):
-            send(number)
-        while running:
-            if self._should_stop():
-                self.tally.is_interrupted = True
-                for ref in running:
-                    ray.cancel(ref, force=True)
-                return
-            for ref in ray.wait(list(running), timeout=_POLL_S)[0]:
-                number = running.pop(ref)
-                done[number] = _fetch(ray, ref, self._sources[slices[number].source_index])
-                for following in islice(unsent, 1):
-                    send(following)
+    def _in_order(self, plan: RayPlan, num_slices: int) -> Iterator[SliceReceipt]:
+        """Receipts by slice number, once no earlier slice has any of their keys or contents."""
+        done: dict[int, SliceReceipt] = {}
+        met: dict[int, Met] = {}
+        wanted = 0
+        for receipt in plan.receipts(range(num_slices), met):
+            done[receipt.slice_number] = receipt
             while wanted in done:
-                result = done.pop(wanted)
-                if self._has_met(wanted, result):
-                    send(wanted)
-                    break
-                yield wanted, result
+                if self._settled.shared(done[wanted]) is not None:
+                    self._make_again(plan, done, met)
+                if wanted not in done:
+                    return  # a task did not answer a request to stop
+                yield done.pop(wanted)
                 wanted += 1
 
-    def _has_met(self, number: int, result: SliceResult) -> bool:
-        """Whether an earlier slice has a key or a content of this one, which then is made again without."""
-        keys, contents = {}, {}
-        for earlier in self._settled:
-            for shared in np.intersect1d(earlier.key_ids, result.key_ids).tolist():
-                at = int(np.flatnonzero(earlier.key_ids == shared)[0])
-                keys[earlier.keys[at].as_py()] = earlier.places[at].as_py()
-            for shared in np.intersect1d(earlier.contents, result.contents).tolist():
-                if shared and self._duplicates == "once":
-                    at = int(np.flatnonzero(earlier.contents == shared)[0])
-                    contents[shared] = earlier.places[at].as_py()
-        if not keys and not contents:
-            return False
-        before = self._met.get(number, Met())
-        self._met[number] = Met({**before.keys, **keys}, {**before.contents, **contents})
-        return True
+    def _make_again(self, plan: RayPlan, done: dict[int, SliceReceipt], met: dict[int, Met]) -> None:
+        """Make every slice again, without them, that has keys or contents of those that are settled."""
+        again = []
+        for number, receipt in sorted(done.items()):
+            shared = self._settled.shared(receipt)
+            if shared is not None:
+                before = met.get(number, Met())
+                met[number] = Met({**before.keys, **shared.keys}, {**before.contents, **shared.contents})
+                again.append(number)
+        for number in again:
+            del done[number]
+        for receipt in plan.receipts(again, {number: met[number] for number in again}):
+            done[receipt.slice_number] = receipt
 
-    def _settle(self, part: Slice, result: SliceResult) -> None:
-        self._settled.append(result)
-        self.tally.merge(result.tally)
-        self.progress[part.source_index].add(result.progress)
+    def _settle(self, part: Slice, receipt: SliceReceipt) -> None:
+        self._settled.add(receipt)
+        self.tally.merge(receipt.tally)
+        self.progress[part.source_index].add(receipt.progress)
 
 
-def _fetch(ray: Any, ref: Any, source: Source) -> SliceResult:
-    try:
-        result: SliceResult = ray.get(ref)
-    except ray.exceptions.WorkerCrashedError as error:
-        raise WorkerError(
-            f"{source.name}: a process that read it died {_MAX_DEATHS + 1} times; its memory may be too "
-            "small (lower max_pixels), see the logs of Ray"
-        ) from error
-    return result
+class _SettledRows:
+    """Keys and contents of the slices that are settled: 16 bytes a row, and more only until publication."""
+
+    def __init__(self) -> None:
+        self._keys = IdentitySet()
+        self._contents = IdentitySet()
+        self._unpublished: list[SliceReceipt] = []
+
+    def add(self, receipt: SliceReceipt) -> None:
+        """Take in a slice that has nothing of the others."""
+        self._keys.add_new(receipt.key_ids.tolist())
+        self._contents.add_new(receipt.contents[receipt.contents != 0].tolist())
+        self._unpublished.append(receipt)
+
+    def take_parts(self) -> list[SealedPart]:
+        """The parts that are to be published now. From then on tasks find their rows in the store."""
+        parts = [receipt.sealed for receipt in self._unpublished if receipt.sealed is not None]
+        self._unpublished = []
+        return parts
+
+    def shared(self, receipt: SliceReceipt) -> Met | None:
+        """What a slice has that a settled one has too, with the places of rows that no task can find yet.
+
+        Returns:
+            None when there is nothing.
+        """
+        key_ids = self._keys.members(receipt.key_ids)
+        contents = self._contents.members(receipt.contents)
+        if not len(key_ids) and not len(contents):
+            return None
+        met = Met({}, {})
+        for earlier in self._unpublished:
+            for at in _positions(earlier.key_ids, key_ids):
+                met.keys[earlier.keys[at].as_py()] = earlier.places[at].as_py()
+            for at in _positions(earlier.contents, contents):
+                met.contents[int(earlier.contents[at])] = earlier.places[at].as_py()
+        return met
+
+
+def _positions(ids: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> list[int]:
+    found: list[int] = np.flatnonzero(np.isin(ids, wanted)).tolist()
+    return found

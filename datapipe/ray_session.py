@@ -21,6 +21,7 @@ def ray_session(workers: int) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
+        import ray.data
     except ImportError as error:
         raise MissingExtraError(
             "engine='ray' needs Ray, which is not installed; install the extra with "
@@ -39,6 +40,7 @@ def ray_session(workers: int) -> Iterator[Any]:
         logging_level=logging.ERROR, log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else here)
     )
     _restore(before)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         yield ray
     finally:

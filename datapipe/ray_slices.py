@@ -1,17 +1,13 @@
-"""Slices of sources, and the task that reads one of them and seals its rows as a part."""
+"""Slices of sources, and the work on one of them: read it, judge it, seal its rows as a part."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Final
-
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from datapipe.errors import WorkerError
 from datapipe.identity import content_of, key_id
@@ -19,18 +15,18 @@ from datapipe.ingest_run import IngestRun
 from datapipe.judge import Judge, Row
 from datapipe.judge_texts import TextColumns
 from datapipe.outcome_writer import OutcomeWriter
-from datapipe.outcomes import Met, Outcome, Resolved, SourceProgress
-from datapipe.settling import DuplicatePolicy
+from datapipe.outcomes import Met, Outcome, Resolved
+from datapipe.ray_receipt import SliceReceipt
+from datapipe.settling import DuplicatePolicy, may_be_left_out
 from datapipe.sources import Item, Source
 from datapipe.sources.column_kinds import ColumnKinds
 from datapipe.sources.text_rows import one_by_one
-from datapipe.tally import Tally
-from storage import DuplicateKeyError, FeatureStore, SealedPart
+from storage import DuplicateKeyError, FeatureStore
 
-__all__ = ["Slice", "SliceResult", "SlicedSource", "cut_sources", "judge_slice"]
+__all__ = ["Slice", "SliceRules", "SlicedSource", "cut_sources", "judge_slice"]
 
 _SLICES_PER_WORKER: Final = 2  # of one source, when there are fewer sources than that
-_MAX_RACES: Final = 5  # commits of others that a slice gives way to
+_MAX_RACES: Final = 5  # commits of the driver that a slice gives way to
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +83,14 @@ def cut_sources(sources: Sequence[Source], workers: int) -> list[Slice]:
     return slices
 
 
-@dataclass(frozen=True, slots=True)
-class SliceResult:
-    """What a task tells the driver. The keys serve to find rows that two slices have both."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceRules:
+    """What holds for all slices of a run."""
 
-    sealed: SealedPart
-    tally: Tally
-    progress: SourceProgress
-    keys: pa.Array  # string (R,), of the rows of the part
-    places: pa.Array  # string (R,)
-    key_ids: NDArray[np.uint64]  # (R,)
-    contents: NDArray[np.uint64]  # (R,), 0 for rows without media
+    store_path: Path
+    first_row: int  # the first number that a row of this run can get
+    judge: Judge
+    duplicates: DuplicatePolicy
 
 
 @dataclass(slots=True)
@@ -108,14 +101,15 @@ class _Rows:
     places: list[str] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, duplicates: DuplicatePolicy) -> None:
         """Note the rows of an outcome that was written."""
         result = outcome.result
         if isinstance(result, Row):
             digest = result.content_hash
+            is_compared = digest is not None and duplicates == "once" and may_be_left_out(result)
             self.keys.append(result.key)
             self.places.append(outcome.full_place)
-            self.contents.append(0 if digest is None else content_of(result, digest))
+            self.contents.append(content_of(result, digest) if is_compared and digest is not None else 0)
         elif isinstance(result, TextColumns):
             self.keys.extend(result.keys)
             self.places.extend(f"{outcome.source.base}/{place}" for place in result.places)
@@ -123,26 +117,44 @@ class _Rows:
 
 
 def judge_slice(
-    store_path: Path, source: Source, part: Slice, judge: Judge, duplicates: DuplicatePolicy, met: Met
-) -> SliceResult:
-    """Read, judge and write one slice; runs in a process of Ray."""
+    number: int, source: Source, part: Slice, rules: SliceRules, met: Met, should_stop: Callable[[], bool]
+) -> SliceReceipt:
+    """Read, judge and write one slice, in a process of Ray.
+
+    Nothing of it is in the store before the driver publishes the part that the receipt speaks of, so that it
+    may be done again at any point.
+
+    Args:
+        number: Of the slice, for its receipt.
+        source: Its source, whole.
+        part: What is read of it.
+        rules: Of the run.
+        met: Keys and contents of earlier slices that are not published yet.
+        should_stop: Asked between samples; the receipt is then for what came before.
+    """
     for race in range(_MAX_RACES):
-        store = FeatureStore.open(store_path)
-        sliced = SlicedSource(source, part.start, part.stop)
+        store = FeatureStore.open(rules.store_path)
         run = IngestRun(
-            store, [sliced], judge, workers=1, should_stop=lambda: False, duplicates=duplicates, met=met
+            store,
+            [SlicedSource(source, part.start, part.stop)],
+            rules.judge,
+            workers=1,
+            should_stop=should_stop,
+            duplicates=rules.duplicates,
+            met=met,
+            first_row=rules.first_row,
         )
         rows = _Rows()
         try:
             with store.part_writer(
-                columns=run.column_kinds(), tensors=judge.media.tensor_columns()
+                columns=run.column_kinds(), tensors=rules.judge.media.tensor_columns()
             ) as writer:
-                target = OutcomeWriter(writer, judge.media)
+                target = OutcomeWriter(writer, rules.judge.media)
                 for outcome in run.news(lambda tally, num_finished: None):
                     if isinstance(outcome.result, Resolved) and not part.is_whole:
                         continue  # another slice may have met the fault again
                     target.write(outcome)
-                    rows.add(outcome)
+                    rows.add(outcome, rules.duplicates)
                 target.flush()
         except DuplicateKeyError:
             if race + 1 == _MAX_RACES:
@@ -151,12 +163,13 @@ def judge_slice(
         break
     if writer.sealed is None:
         raise WorkerError(f"{source.name}: the part of items {part.start} and on was not sealed")
-    return SliceResult(
-        sealed=writer.sealed,
-        tally=run.tally,
-        progress=run.progress[0],
-        keys=pa.array(rows.keys, pa.large_string()),
-        places=pa.array(rows.places, pa.large_string()),
-        key_ids=np.fromiter(map(key_id, rows.keys), np.uint64, len(rows.keys)),
-        contents=np.array(rows.contents, np.uint64),
+    return SliceReceipt.of_part(
+        number,
+        writer.sealed,
+        run.tally,
+        run.progress[0],
+        keys=rows.keys,
+        places=rows.places,
+        key_ids=[key_id(key) for key in rows.keys],
+        contents=rows.contents,
     )

@@ -16,7 +16,7 @@ from datapipe.sources import Fault
 from datapipe.tally import Tally
 from storage import FeatureStore, KeyNotFoundError
 
-__all__ = ["DuplicatePolicy", "Settling"]
+__all__ = ["DuplicatePolicy", "Settling", "may_be_left_out"]
 
 DuplicatePolicy = Literal["once", "keep"]
 
@@ -34,6 +34,7 @@ class Settling:
         faults: OpenFaults,
         *,
         met: Met,
+        first_row: int | None = None,
         duplicates: DuplicatePolicy,
         tally: Tally,
         progress: Sequence[SourceProgress],
@@ -43,6 +44,8 @@ class Settling:
         known: Its rows; grows by what is met.
         faults: Its open quarantine.
         met: What other runs of the same ingest take.
+        first_row: Rows of the store from this number on are of the same ingest: a sample with the key of one
+            was met twice, and is not known from before.
         duplicates: Whether a sample that differs from another one in its key alone is left out.
         tally: Counts such samples.
         progress: Of each source; counts the samples that are left out.
@@ -51,6 +54,7 @@ class Settling:
         self._known = known
         self._faults = faults
         self._met = met
+        self._first_row = first_row
         self._duplicates = duplicates
         self._tally = tally
         self._progress = progress
@@ -130,8 +134,9 @@ class Settling:
         known = self._known.find(result.key)
         if known is not None:
             self._known.seen_keys.add(identity)
+            is_from_before = self._first_row is None or known.row < self._first_row
             is_same = known.content_hash == result.content_hash and known.caption == result.caption
-            if is_same and not _TEXT_COLUMNS & result.columns.keys():
+            if is_from_before and is_same and not _TEXT_COLUMNS & result.columns.keys():
                 return replace(outcome, result=Skip(result.key, result.place))
             return replace(outcome, result=_duplicate(result, outcome.full_place, known.full_place))
         if self._is_left_out(result, outcome):
@@ -143,7 +148,7 @@ class Settling:
     def _is_left_out(self, row: Row, outcome: Outcome) -> bool:
         """Count a sample that differs from another one in its key alone; tell whether it is left out."""
         digest = row.content_hash
-        if digest is None or _PART_COLUMNS & row.columns.keys():
+        if digest is None or not may_be_left_out(row):
             return False
         content, picture = content_of(row, digest), picture_id(digest)
         if content not in self._known.contents and content not in self._met.contents:
@@ -174,6 +179,11 @@ class Settling:
             return None if self._newest is None else place_of_row(self._newest, key)
         except KeyNotFoundError:
             return None  # two keys of one hash
+
+
+def may_be_left_out(row: Row) -> bool:
+    """Whether a row is a sample of its own, so that it may be left out when another one is the same."""
+    return not _PART_COLUMNS & row.columns.keys()
 
 
 def _duplicate(result: Row | Skip, full_place: str, first: str) -> Fault:

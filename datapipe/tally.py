@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Final
 
 from datapipe.judge import Row
@@ -102,6 +103,21 @@ class Tally:
         if len(examples) < _MAX_EXAMPLES:
             examples.append(example)
 
+    def to_json(self) -> str:
+        """All counts as text, to be carried to another process."""
+        return json.dumps({item.name: getattr(self, item.name) for item in fields(self)}, default=asdict)
+
+    @classmethod
+    def from_json(cls, text: str) -> Tally:
+        """Read what `to_json` wrote."""
+        values = json.loads(text)
+        for name in ("reasons", "notes", "formats", "modes", "codecs"):
+            values[name] = Counter(values[name])
+        for name in ("examples", "note_examples"):
+            values[name] = {reason: _examples(found) for reason, found in values[name].items()}
+        values["duplicate_examples"] = _examples(values["duplicate_examples"])
+        return cls(**values)
+
     def merge(self, other: Tally) -> None:
         """Add what another run counted, after what this one has."""
         for item in fields(self):
@@ -161,3 +177,7 @@ class Tally:
             is_interrupted=self.is_interrupted,
             wall_s=wall_s,
         )
+
+
+def _examples(found: list[dict[str, str]]) -> list[Example]:
+    return [Example(**each) for each in found]

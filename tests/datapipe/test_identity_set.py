@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from datapipe.identity_set import IdentitySet
 
 
@@ -20,3 +22,6 @@ def test_members_are_found_over_many_runs() -> None:
     assert all(member in found for member in members[::97]) and 2**64 - 1 not in found
     assert found.has_any([1, members[0]]) and found.has_any([members[-1]])
     assert not found.has_any(member ^ 1 for member in members[:100])
+    asked = np.array([members[0] ^ 1, members[29_999], 5, members[7]], np.uint64)
+    assert found.members(asked).tolist() == [members[29_999], members[7]]
+    assert found.members(asked[:0]).tolist() == [] == IdentitySet().members(asked).tolist()
