@@ -2,10 +2,8 @@
 
     python -m recipes.minimal_loop [--algorithm ppo] [--direction image] [--steps 30] [--run runs/minimal]
 
-Each step does four things: write a group of responses to every prompt, score them, work out how much each
-token earned, and take a few optimizer steps. `unirl.trainer` does the same with the same functions out of
-`unirl.algorithms` and adds what long runs need: ranks, stages, resume, metrics, alarms. Both come to the same
-samples and the same weights, and a test holds them to it.
+`unirl.trainer` does the same with the same functions out of `unirl.algorithms` and adds what long runs need:
+ranks, stages, resume, metrics, alarms. A test holds both to the same samples and the same weights.
 
 Axes: P prompts, G responses to each, B = P x G rows, L tokens of the padded prompt, T of the response.
 """
@@ -17,8 +15,9 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,23 +26,9 @@ from transformers import DynamicCache
 
 from recipes.shapes import shapes
 from storage import FeatureStore
-from unirl.algorithms import (
-    gae,
-    group_advantages,
-    kl_k1,
-    kl_loss,
-    kl_penalty_rewards,
-    learning_rate_factor,
-    policy_loss,
-    sample_tokens,
-    scored_mask,
-    sequence_mean_weights,
-    spread_to_tokens,
-    value_loss,
-    whiten,
-)
+from unirl import algorithms
 from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
-from unirl.policies.policy import Policy, PolicyOutput, left_pad
+from unirl.policies.policy import Policy, PolicyOutput, left_pad, token_positions
 from unirl.policies.token_lm import TokenLM
 from unirl.rewards import load_reward
 from unirl.rollout.engine import sample_uniforms
@@ -79,29 +64,17 @@ class Settings:
     kl_coef: float = 0.02
 
 
-class Responses(NamedTuple):
-    """B responses behind their prompts; prompts are padded on the left, responses on the right."""
-
-    ids: Tensor
-    """int64 (B, L + T)."""
-    mask: Tensor
-    """bool (B, L + T), True on real tokens."""
-    logprobs: Tensor
-    """float32 (B, T), nats, of each token when it was drawn."""
-
-
 class Experience(NamedTuple):
-    """Responses with all that the update needs. The first axis of every tensor is B."""
+    """Responses behind their prompts, with all that the update needs. The first axis of every tensor is B."""
 
-    ids: Tensor
-    mask: Tensor
-    old_logprobs: Tensor
-    ref_logprobs: Tensor
-    old_values: Tensor
+    ids: Tensor  # int64 (B, L + T); prompts are padded on the left, responses on the right
+    mask: Tensor  # bool (B, L + T), True on real tokens
+    loss_mask: Tensor  # bool (B, T), True on response tokens of rows that could be scored
+    old_logprobs: Tensor  # float32 (B, T), nats, of each token when it was drawn
+    ref_logprobs: Tensor  # (B, T), of the reference
+    old_values: Tensor  # (B, T), what the critic expects before each token; so are the next two
     advantages: Tensor
     returns: Tensor
-    loss_mask: Tensor
-    """bool (B, T), True on response tokens of rows that could be scored."""
 
 
 def train(
@@ -124,22 +97,19 @@ def train(
         seed: Of the random numbers that tokens are drawn with.
     """
     reference = copy.deepcopy(policy).requires_grad_(False)
-    optimizer = torch.optim.AdamW(
-        [{"params": list(policy.lm.parameters())}, {"params": list(policy.critic.parameters())}],
-        lr=0.0,
-        betas=(0.9, 0.95),
-        weight_decay=0.0,
+    actor = {"params": policy.lm.parameters(), "lr": settings.learning_rate}
+    critic = {"params": policy.critic.parameters(), "lr": settings.critic_learning_rate}
+    optimizer = torch.optim.AdamW([actor, critic], betas=(0.9, 0.95), weight_decay=0.0)
+    warmup, total = settings.warmup_steps, max(settings.steps, settings.warmup_steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, partial(algorithms.learning_rate_factor, warmup_steps=warmup, total_steps=total)
     )
-    rates = (settings.learning_rate, settings.critic_learning_rate)
-    total = max(settings.steps, settings.warmup_steps)
-    for step, prompts in zip(range(settings.steps), batches):
-        factor = learning_rate_factor(step, warmup_steps=settings.warmup_steps, total_steps=total)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = factor * rate
-        responses = write_responses(policy, prompts, settings, seed=(seed, step + 1))
-        scores = reward.score(finished_samples(policy, tokenizer, prompts, responses, settings)).total
-        experience = give_credit(policy, reference, responses, torch.from_numpy(scores).float(), settings)
-        rows_PG = torch.arange(len(scores)).view(-1, settings.group_size)
+    for step, prompts in zip(range(1, settings.steps + 1), batches):
+        ids, mask, logprobs = write_responses(policy, prompts, settings, seed=(seed, step))
+        scores = reward.score(finished_samples(policy, tokenizer, prompts, ids, settings)).total
+        scores_B = torch.from_numpy(scores).float()
+        experience = give_credit(policy, reference, ids, mask, logprobs, scores_B, settings)
+        rows_PG = torch.arange(len(ids)).view(-1, settings.group_size)
         for first in range(settings.updates_per_step):
             rows = rows_PG[first :: settings.updates_per_step].flatten()
             loss = loss_of(policy, Experience(*(tensor[rows] for tensor in experience)), settings)
@@ -147,51 +117,45 @@ def train(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm)
             optimizer.step()
-        divergence = kl_k1(experience.old_logprobs, experience.ref_logprobs)[experience.loss_mask]
-        yield {"reward/mean": float(np.nanmean(scores)), "kl/reference": float(divergence.mean())}
+        schedule.step()
+        divergence = algorithms.kl_k1(logprobs, experience.ref_logprobs)[experience.loss_mask].mean()
+        yield {"reward/mean": float(np.nanmean(scores)), "kl/reference": float(divergence)}
 
 
 @torch.no_grad()
 def write_responses(
     policy: Policy, prompts: Sequence[Prompt], settings: Settings, *, seed: tuple[int, ...]
-) -> Responses:
-    """Sample G responses to each prompt, one token of all rows at a time."""
-    group, pad, eos = settings.group_size, policy.vocabulary.pad, policy.vocabulary.eos
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample G responses to each prompt, one token of all rows at a time; returns ids, mask and log-probs."""
+    group, pad = settings.group_size, policy.vocabulary.pad
     length = policy.max_response_length(settings.direction, settings.max_words)
     ids, mask = left_pad([policy.prompt_ids(prompt) for prompt in prompts], pad)
     ids, mask = ids.repeat_interleave(group, dim=0), mask.repeat_interleave(group, dim=0)
     # Row g of prompt p has random numbers of its own, whatever else is in the batch.
     streams = [sample_uniforms((*seed, p), group, length) for p in range(len(prompts))]
     uniforms = torch.from_numpy(np.concatenate(streams))
-    going = torch.ones(len(ids), dtype=torch.bool)
+    going, cache, new = torch.ones(len(ids), dtype=torch.bool), DynamicCache(), ids
     logprobs: list[Tensor] = []
-    cache, new = DynamicCache(), ids
     for t in range(length):
-        positions = (mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new.shape[1] :]
+        positions = token_positions(mask)[:, -new.shape[1] :]
         hidden = policy.backbone(policy.embed(new), attention_mask=mask, positions=positions, cache=cache)
-        drawn, logprob = sample_tokens(
-            policy.logits(hidden[:, -1], settings.direction),
-            uniforms=uniforms[:, t],
-            allowed=policy.allowed_at(settings.direction, t),
-        )
+        logits = policy.logits(hidden[:, -1], settings.direction)
+        allowed = policy.allowed_at(settings.direction, t)
+        drawn, logprob = algorithms.sample_tokens(logits, uniforms=uniforms[:, t], allowed=allowed)
         new = torch.where(going, drawn, pad)[:, None]
         ids, mask = torch.cat([ids, new], dim=1), torch.cat([mask, going[:, None]], dim=1)
         logprobs.append(torch.where(going, logprob, 0.0).float())
         if settings.direction == "text":
-            going = going & (drawn != eos)
-    return Responses(ids, mask, torch.stack(logprobs, dim=1))
+            going = going & (drawn != policy.vocabulary.eos)
+    return ids, mask, torch.stack(logprobs, dim=1)
 
 
 def finished_samples(
-    policy: Policy,
-    tokenizer: ImageTokenizer,
-    prompts: Sequence[Prompt],
-    responses: Responses,
-    settings: Settings,
+    policy: Policy, tokenizer: ImageTokenizer, prompts: Sequence[Prompt], ids: Tensor, settings: Settings
 ) -> list[Sample]:
     """What a reward sees of B responses: a picture and the words that go with it."""
+    written = ids[:, -policy.max_response_length(settings.direction, settings.max_words) :]
     shown = [prompt for prompt in prompts for _ in range(settings.group_size)]
-    written = responses.ids[:, -responses.logprobs.shape[1] :]
     if settings.direction == "image":
         pictures = list(uint8_from_pixels(tokenizer.decode(policy.vocabulary.codes(written))))
         captions = [prompt.caption for prompt in shown]
@@ -206,28 +170,35 @@ def finished_samples(
 
 @torch.no_grad()
 def give_credit(
-    policy: Policy, reference: Policy, responses: Responses, scores_B: Tensor, settings: Settings
+    policy: Policy,
+    reference: Policy,
+    ids: Tensor,
+    mask: Tensor,
+    logprobs: Tensor,
+    scores_B: Tensor,
+    settings: Settings,
 ) -> Experience:
     """Turn one score a response into an advantage for each of its tokens."""
-    ids, mask, old_logprobs = responses
-    length = old_logprobs.shape[1]
-    ref_logprobs = score_tokens(reference, ids, mask, length, settings).logprobs
-    values = score_tokens(policy, ids, mask, length, settings).values
-    loss_mask = scored_mask(mask[:, -length:], scores_B)
+    ref_logprobs = score_tokens(reference, ids, mask, settings).logprobs
+    values = score_tokens(policy, ids, mask, settings).values
+    loss_mask = algorithms.scored_mask(mask[:, -logprobs.shape[1] :], scores_B)
     if settings.algorithm == "ppo":
         # The KL penalty is part of the reward, and the critic says what was to be expected.
-        rewards = kl_penalty_rewards(scores_B, old_logprobs, ref_logprobs, loss_mask, settings.kl_coef)
-        advantages, returns = gae(rewards, values, loss_mask, gamma=settings.gamma, lam=settings.lam)
-        advantages = whiten(advantages, loss_mask)
+        rewards = algorithms.kl_penalty_rewards(scores_B, logprobs, ref_logprobs, loss_mask, settings.kl_coef)
+        advantages, returns = algorithms.gae(
+            rewards, values, loss_mask, gamma=settings.gamma, lam=settings.lam
+        )
+        advantages = algorithms.whiten(advantages, loss_mask)
     else:
         # The other responses to the prompt say what was to be expected.
-        advantages_B = group_advantages(scores_B.view(-1, settings.group_size)).flatten()
-        advantages, returns = spread_to_tokens(advantages_B, loss_mask), values
-    return Experience(ids, mask, old_logprobs, ref_logprobs, values, advantages, returns, loss_mask)
+        advantages_PG = algorithms.group_advantages(scores_B.view(-1, settings.group_size))
+        advantages, returns = algorithms.spread_to_tokens(advantages_PG.flatten(), loss_mask), values
+    return Experience(ids, mask, loss_mask, logprobs, ref_logprobs, values, advantages, returns)
 
 
-def score_tokens(policy: Policy, ids: Tensor, mask: Tensor, length: int, settings: Settings) -> PolicyOutput:
+def score_tokens(policy: Policy, ids: Tensor, mask: Tensor, settings: Settings) -> PolicyOutput:
     """Log-probs and values (B, T) of given responses, in one forward pass."""
+    length = policy.max_response_length(settings.direction, settings.max_words)
     output: PolicyOutput = policy(
         ids, mask, prompt_length=ids.shape[1] - length, direction=settings.direction
     )
@@ -235,31 +206,27 @@ def score_tokens(policy: Policy, ids: Tensor, mask: Tensor, length: int, setting
 
 
 def loss_of(policy: Policy, rows: Experience, settings: Settings) -> Tensor:
-    """Return the loss of one update, 0-d."""
-    mask, num_tokens = rows.loss_mask, max(int(rows.loss_mask.sum()), 1)
-    output = score_tokens(policy, rows.ids, rows.mask, mask.shape[1], settings)
-    by_response = settings.algorithm == "grpo"
-    loss, _ = policy_loss(
+    """Return the loss of one update, 0-d: GRPO averages over responses, all else over tokens."""
+    mask, by_response = rows.loss_mask, settings.algorithm == "grpo"
+    num_tokens, num_responses = int(mask.sum()), int(mask.any(dim=1).sum())
+    output = score_tokens(policy, rows.ids, rows.mask, settings)
+    loss, _ = algorithms.policy_loss(
         output.logprobs,
         rows.old_logprobs,
         rows.advantages,
         mask,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
-        weights_BT=sequence_mean_weights(mask) if by_response else None,
-        denominator=max(int(mask.any(dim=1).sum()), 1) if by_response else num_tokens,
+        weights_BT=algorithms.sequence_mean_weights(mask) if by_response else None,
+        denominator=max(num_responses if by_response else num_tokens, 1),
     )
     if settings.algorithm == "ppo":
-        critic, _ = value_loss(
-            output.values,
-            rows.old_values,
-            rows.returns,
-            mask,
-            clip=settings.value_clip,
-            denominator=num_tokens,
-        )
-        return loss + critic
-    divergence, _ = kl_loss(output.logprobs, rows.ref_logprobs, mask, estimator="k3", denominator=num_tokens)
+        values = (output.values, rows.old_values, rows.returns, mask)
+        other, _ = algorithms.value_loss(*values, clip=settings.value_clip, denominator=max(num_tokens, 1))
+        return loss + other
+    divergence, _ = algorithms.kl_loss(
+        output.logprobs, rows.ref_logprobs, mask, estimator="k3", denominator=max(num_tokens, 1)
+    )
     return loss + settings.kl_coef * divergence
 
 
@@ -269,40 +236,33 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--algorithm", choices=("ppo", "grpo"), default="ppo")
-    parser.add_argument("--direction", choices=get_args(Direction), default="image")
+    parser.add_argument("--direction", choices=("text", "image"), default="image")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run", type=Path, default=Path("runs/minimal"))
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    recipe, models = shapes(seed=options.seed), options.run / "models"
-    prepare_run(recipe, options.run, seed=options.seed)
     settings = Settings(algorithm=options.algorithm, direction=options.direction, steps=options.steps)
-    policy = TokenLM.load(models / "sft")
-    tokenizer, reward = ImageTokenizer.load(models / "tokenizer"), load_reward(models / "reward")
-    store, judge = FeatureStore.open(options.run / "store"), recipe.data.judge(seed=options.seed)
-    side, direction = tokenizer.image_size, settings.direction
-    source = PromptSource(
-        store.select("split = 'rl'"),
-        direction,
-        image_size=side,
-        prompts_per_step=settings.prompts_per_step,
-        seed=options.seed,
-    )
-    held_out = all_prompts(store.select(recipe.evaluation_rows), direction, image_size=side)
+    recipe, models, seed = shapes(seed=options.seed), options.run / "models", options.seed
+    prepare_run(recipe, options.run, seed=seed)
+    policy, tokenizer = TokenLM.load(models / "sft"), ImageTokenizer.load(models / "tokenizer")
+    store, side = FeatureStore.open(options.run / "store"), tokenizer.image_size
+    held_out = all_prompts(store.select(recipe.evaluation_rows), settings.direction, image_size=side)
+    view, count = store.select("split = 'rl'"), settings.prompts_per_step
+    source = PromptSource(view, settings.direction, image_size=side, prompts_per_step=count, seed=seed)
 
     def judged() -> float:
         """Share of responses to held-out prompts that the judge accepts."""
-        responses = write_responses(policy, held_out, settings, seed=(options.seed, 0))
-        samples = finished_samples(policy, tokenizer, held_out, responses, settings)
-        return float(np.nanmean(judge.judge(samples)))
+        ids, _, _ = write_responses(policy, held_out, settings, seed=(seed, 0))
+        samples = finished_samples(policy, tokenizer, held_out, ids, settings)
+        return float(np.nanmean(recipe.data.judge(seed=seed).judge(samples)))
 
-    before = judged()
-    batches = (source.next() for _ in range(settings.steps))
-    for step, metrics in enumerate(train(policy, tokenizer, reward, batches, settings, seed=options.seed), 1):
-        log.info("step %d: reward %.3f, kl %.4f", step, metrics["reward/mean"], metrics["kl/reference"])
+    log.info("the judge accepts %.1f%% on held-out prompts", 100 * judged())
+    batches, reward = iter(source.next, None), load_reward(models / "reward")
+    for step, found in enumerate(train(policy, tokenizer, reward, batches, settings, seed=seed), start=1):
+        log.info("step %d: reward %.3f, kl %.4f", step, found["reward/mean"], found["kl/reference"])
     source.close()
-    log.info("the judge accepts %.1f%% on held-out prompts, %.1f%% before", 100 * judged(), 100 * before)
+    log.info("the judge accepts %.1f%% now", 100 * judged())
 
 
 if __name__ == "__main__":
