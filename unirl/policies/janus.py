@@ -21,7 +21,7 @@ from transformers.models.janus.modeling_janus import JanusForConditionalGenerati
 
 from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer, pixels_from_uint8
-from unirl.policies.policy import Policy
+from unirl.policies.policy import EVERY_ID, Policy
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import Direction, Prompt
 
@@ -120,12 +120,12 @@ class JanusPolicy(Policy):
         """The language model without its head."""
         return cast(nn.Module, self._model.language_model)
 
-    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
+    def logits(self, hidden: Tensor, direction: Direction, ids: slice = EVERY_ID) -> Tensor:
         """Apply the head of the direction; ids of the other one get 0 and are never allowed."""
         if direction == "text":
             text: Tensor = self.lm.lm_head(hidden)
-            return F.pad(text, (0, self.vocabulary.size - text.shape[-1]))
-        return F.pad(self._model.generation_head(hidden), (self.vocabulary.grid.offset, 0))
+            return F.pad(text, (0, self.vocabulary.size - text.shape[-1]))[..., ids]
+        return F.pad(self._model.generation_head(hidden), (self.vocabulary.grid.offset, 0))[..., ids]
 
     def unconditional_ids(self, prompt: Prompt) -> list[int]:
         """The prompt with pads in place of its words, as Janus was trained: the length stays."""

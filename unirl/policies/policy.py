@@ -26,10 +26,12 @@ from unirl.policies.rms_norm import take_over_norms
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import CriticKind, Direction, Prompt
 
-__all__ = ["Policy", "PolicyOutput", "left_pad", "silence_dropout", "token_positions"]
+__all__ = ["EVERY_ID", "Policy", "PolicyOutput", "left_pad", "silence_dropout", "token_positions"]
 
 CRITIC_FILE = "critic.safetensors"
 DIRECTIONS: tuple[Direction, ...] = ("text", "image")
+EVERY_ID = slice(None)
+"""All V of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +117,10 @@ class Policy(nn.Module, ABC):
         return run_trunk(self.trunk, embeds, attention_mask=attention_mask, positions=positions, cache=cache)
 
     @abstractmethod
-    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
-        """Return logits (..., V) of hidden states (..., D), before temperature and grammar.
+    def logits(self, hidden: Tensor, direction: Direction, ids: slice = EVERY_ID) -> Tensor:
+        """Return logits (..., V), or those of some ids, of hidden states (..., D).
 
-        Those of ids that the direction does not allow mean nothing.
+        They are before temperature and grammar. Those of ids that the direction does not allow mean nothing.
         """
 
     @classmethod
@@ -159,6 +161,12 @@ class Policy(nn.Module, ABC):
         masks: Tensor = getattr(self, f"masks_{direction}")
         places: Tensor = getattr(self, f"places_{direction}")
         return masks[places[place]] if len(places) else masks[0]
+
+    def id_span(self, direction: Direction) -> slice:
+        """From the first id that a response may hold to the last; logits of the others are not needed."""
+        masks: Tensor = getattr(self, f"masks_{direction}")
+        ids = masks.any(dim=0).nonzero()
+        return slice(int(ids[0]), int(ids[-1]) + 1) if len(ids) else slice(0, masks.shape[1])
 
     def max_response_length(self, direction: Direction, max_words: int) -> int:
         """T: max_words words and `<eos>`, or the whole grid."""
@@ -246,22 +254,26 @@ class Policy(nn.Module, ABC):
         hidden = self._behind_prompt(vectors, attention_mask, prompt_length)
         uncond = None
         if unconditional is not None:
-            ids, mask = unconditional
+            prompts, mask = unconditional
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_uncond):
                 uncond = self._behind_prompt(
-                    self.embed(torch.cat([ids, responses], dim=1)),
+                    self.embed(torch.cat([prompts, responses], dim=1)),
                     torch.cat([mask, attention_mask[:, prompt_length:]], dim=1),
-                    ids.shape[1],
+                    prompts.shape[1],
                 )
-        allowed = self.allowed(direction)
+        ids = self.id_span(direction)
+        allowed = self.allowed(direction)[..., ids]
         allowed = allowed[: hidden.shape[1]] if allowed.ndim == 2 else allowed
+        places = responses - ids.start
+        is_inside = (places >= 0) & (places < allowed.shape[-1])
+        places = torch.where(is_inside, places, 0)
 
         def score(start: int, end: int, hidden: Tensor, uncond: Tensor | None) -> tuple[Tensor, Tensor]:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not detach_uncond):
-                base = None if uncond is None else self.logits(uncond, direction)
+                base = None if uncond is None else self.logits(uncond, direction, ids)
             return token_logprobs(
-                self.logits(hidden, direction),
-                responses[:, start:end],
+                self.logits(hidden, direction, ids),
+                places[:, start:end],
                 allowed=allowed[start:end] if allowed.ndim == 2 else allowed,
                 temperature=temperature,
                 uncond=base,
@@ -270,6 +282,7 @@ class Policy(nn.Module, ABC):
             )
 
         logprobs, entropy = score_in_chunks(score, hidden, uncond, positions=self.logits_chunk)
+        logprobs = torch.where(is_inside, logprobs, -torch.inf)
         if with_values:
             values = self._values(hidden, vectors, attention_mask, prompt_length)
         else:

@@ -13,7 +13,7 @@ from transformers import Cache, PretrainedConfig
 from unirl.errors import ConfigError
 from unirl.policies.adapters import adapters_off, has_adapters
 from unirl.policies.critic import ValueHead
-from unirl.policies.policy import Policy, PolicyOutput
+from unirl.policies.policy import EVERY_ID, Policy, PolicyOutput
 from unirl.types import Direction, Prompt
 
 __all__ = ["BaseReference", "reference_of"]
@@ -94,10 +94,10 @@ class BaseReference(Policy):
                 embeds, attention_mask=attention_mask, positions=positions, cache=cache
             )
 
-    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
+    def logits(self, hidden: Tensor, direction: Direction, ids: slice = EVERY_ID) -> Tensor:
         """As the policy's, without adapters."""
         with adapters_off(self.lm):
-            return self._held[0].logits(hidden, direction)
+            return self._held[0].logits(hidden, direction, ids)
 
     @torch.no_grad()
     def forward(self, *args: Any, **kwargs: Any) -> PolicyOutput:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -17,7 +18,7 @@ from transformers import (
 )
 
 from unirl.errors import ConfigError
-from unirl.policies.policy import Policy, PolicyOutput, left_pad
+from unirl.policies.policy import EVERY_ID, Policy, PolicyOutput, left_pad
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import Direction
 
@@ -91,9 +92,13 @@ class TokenLM(Policy):
         """The language model without its head."""
         return self.lm.base_model
 
-    def logits(self, hidden: Tensor, direction: Direction) -> Tensor:
-        """Apply the head, and the scale and soft cap that the configuration gives."""
-        logits: Tensor = self.lm.get_output_embeddings()(hidden)
+    def logits(self, hidden: Tensor, direction: Direction, ids: slice = EVERY_ID) -> Tensor:
+        """Apply the rows of the head that are asked for, and the configuration's scale and soft cap."""
+        head = cast(nn.Module, self.lm.get_output_embeddings())
+        if type(head) is nn.Linear:
+            logits = F.linear(hidden, head.weight[ids], None if head.bias is None else head.bias[ids])
+        else:
+            logits = head(hidden)[..., ids]
         return self._head_rules(logits)
 
     @classmethod

@@ -113,7 +113,7 @@ class GenericDecoder:
 
     def logits(self, hidden: Tensor, direction: Direction, ids: slice) -> Tensor:
         """Return the policy's logits of some ids."""
-        return self.policy.logits(hidden, direction)[..., ids]
+        return self.policy.logits(hidden, direction, ids)
 
     def _fill(self, prefix: Prefix) -> None:
         """Make the columns up to the clock, the first time that a prompt shows their shape."""

@@ -74,6 +74,7 @@ def kept_bytes(*, layers: int, rows: int, prompt: int, response: int) -> int:
     """What autograd keeps of a forward pass, without the weights themselves."""
     vocabulary = JointVocabulary.from_captions(["a b c"], num_codes=500, rows=4, columns=4)
     policy = TokenLM(LlamaForCausalLM(small_llama(layers)), vocabulary)
+    policy.masks_text.fill_(True)  # so that no logit is left out
     own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
