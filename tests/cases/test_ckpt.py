@@ -21,6 +21,7 @@ import torch
 from unirl.errors import CheckpointError
 from unirl.rollout.engine import sample_uniforms
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint
+from unirl.trainer.checkpoint_folder import remove_leftovers
 from unirl.trainer.checkpoint_saver import CheckpointSaver, save_checkpoint
 from unirl.trainer.host_copy import HostCopy
 
@@ -151,6 +152,33 @@ def test_ckpt_01_the_previous_one_goes_only_when_the_new_one_is_in_place(
     monkeypatch.undo()
     assert what_is_resumed(tmp_path) == 1
     save(tmp_path, 2, keep=1)
+    assert what_is_resumed(tmp_path) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("instant", ["before the new one has the name", "before the old one is gone"])
+def test_ckpt_01_a_step_saved_a_second_time_is_never_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instant: str
+) -> None:
+    """keep=1, stopped in an evaluation and saved there, saved again after it, and killed in between."""
+    save(tmp_path, 2, keep=1)
+
+    def killed(path: Path, *_: object, **__: object) -> None:
+        if path.suffix in (".partial", ".replaced"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if "new" in instant:
+            rename = Path.rename
+            patch.setattr(
+                Path,
+                "rename",
+                lambda path, to: killed(path) if to.name == "step-00000002" else rename(path, to),
+            )
+        else:
+            patch.setattr(shutil, "rmtree", killed)
+        save(tmp_path, 2, keep=1)
+    remove_leftovers(tmp_path)
     assert what_is_resumed(tmp_path) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 

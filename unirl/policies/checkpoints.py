@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from unirl.errors import ConfigError
 from unirl.policies.janus import JanusPolicy
@@ -23,10 +24,16 @@ def load_policy(
     """Load the class that the checkpoint's `model_type` names: Janus, else a `TokenLM`.
 
     Raises:
-        ConfigError: If the directory holds no model of transformers, or no image grid.
+        ConfigError: If the directory holds no model of transformers, or no image grid, or a damaged file.
     """
     path = directory / "config.json"
     if not path.is_file():
         raise ConfigError(f"{directory}: no config.json, so this is no model of transformers")
-    kind = json.loads(path.read_text()).get("model_type")
-    return CLASSES.get(kind, TokenLM).load(directory, dtype=dtype, attention=attention)
+    try:
+        kind = json.loads(path.read_text()).get("model_type")
+        return CLASSES.get(kind, TokenLM).load(directory, dtype=dtype, attention=attention)
+    except (json.JSONDecodeError, SafetensorError) as error:
+        raise ConfigError(
+            f"{directory}: a file of the model is cut short or damaged ({error}); put it back, or move the "
+            "folder away and let it be made again"
+        ) from error

@@ -1,4 +1,4 @@
-"""What a checkpoint is on disk, which one a run goes on from, and which ones stay.
+"""What a checkpoint is on disk, and which one a run goes on from.
 
 A checkpoint is a directory `checkpoints/step-00000042`: safetensors files of policy (with critic) and
 optimizer, one of each or one of each for every rank that holds a part; `rank-00000.json` with each rank's
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +34,7 @@ __all__ = [
     "POLICY",
     "STATE",
     "DamagedCheckpointError",
+    "checkpoints_in",
     "digest",
     "fingerprint",
     "load_checkpoint",
@@ -43,7 +43,6 @@ __all__ = [
     "rank_file",
     "read_record",
     "read_records",
-    "rotate",
     "step_of",
 ]
 
@@ -72,7 +71,7 @@ def newest_checkpoint(*directories: Path) -> Path | None:
         CheckpointError: If there are checkpoints but none is whole, or the newest is of another format. A
             run is never started over what is left of it.
     """
-    found = [path for directory in directories for path in _checkpoints(directory)]
+    found = [path for directory in directories for path in checkpoints_in(directory)]
     for path in sorted(found, key=step_of, reverse=True):
         try:
             read_record(path)
@@ -152,25 +151,10 @@ def read_record(path: Path, *, has_files: bool = True) -> dict[str, Any]:
 def read_records(*directories: Path) -> dict[Path, dict[str, Any]]:
     """What the `state.json` of every checkpoint says, where it can be read; the files are not looked at."""
     found = {}
-    for path in (path for directory in directories for path in _checkpoints(directory)):
+    for path in (path for directory in directories for path in checkpoints_in(directory)):
         with suppress(CheckpointError):
             found[path] = read_record(path, has_files=False)
     return found
-
-
-def rotate(directory: Path, *, newest: Path, keep: int) -> None:
-    """Drop checkpoints before the newest `keep`, but never the best, see `_best`.
-
-    Those of later steps go as well: they are damaged ones that a resume passed over, and the run went back
-    behind them.
-    """
-    whole = _checkpoints(directory)
-    position = whole.index(newest) + 1
-    abandoned = whole[: max(position - keep, 0)] + whole[position:]
-    best = _best({p: r for p, r in read_records(directory).items() if p in whole[:position]})
-    for path in abandoned:
-        if path != best:
-            shutil.rmtree(path)
 
 
 def step_of(path: Path) -> int:
@@ -227,22 +211,6 @@ def _fill_optimizer(
         optimizer.state[parameter][field] = value
 
 
-def _best(records: Mapping[Path, Mapping[str, Any]]) -> Path | None:
-    """Of the evaluated ones, the one with the highest judge; the newest of equals.
-
-    Where the judge could tell nothing of any of them, the one with the highest reward.
-    """
-    for measure in ("judge", "reward"):
-        known = [
-            (record[measure], step_of(path), path)
-            for path, record in records.items()
-            if record.get(measure) is not None
-        ]
-        if known:
-            return max(known)[2]
-    return None
-
-
 def fingerprint(path: Path) -> Fingerprint:
     """Read a file for its size and checksum."""
     with path.open("rb") as file:
@@ -252,6 +220,7 @@ def fingerprint(path: Path) -> Fingerprint:
     return {"bytes": path.stat().st_size, "xxh3_128": checksum.hexdigest()}
 
 
-def _checkpoints(directory: Path) -> list[Path]:
+def checkpoints_in(directory: Path) -> list[Path]:
+    """The checkpoints of a folder, whole or not, by their steps."""
     found = [p for p in directory.glob("step-*") if NAME.fullmatch(p.name)] if directory.is_dir() else []
     return sorted(found)

@@ -34,14 +34,14 @@ from unirl.trainer.checkpoint import (
     digest,
     fingerprint,
     rank_file,
-    rotate,
 )
+from unirl.trainer.checkpoint_folder import drop_unnamed, put_in_place, remove_leftovers, rotate
 from unirl.trainer.frozen_part import FrozenPart, is_frozen
 from unirl.trainer.host_copy import Fingerprint, HostCopy
 from unirl.trainer.rng_state import read_rng_state
 from unirl.trainer.tensor_pieces import model_tensors, optimizer_tensors, written_pieces
 
-__all__ = ["CheckpointSaver", "remove_leftovers", "save_checkpoint"]
+__all__ = ["CheckpointSaver", "save_checkpoint"]
 
 log = logging.getLogger("unirl.trainer.checkpoint")
 
@@ -273,8 +273,8 @@ class CheckpointSaver:
         whole = {**record, "files": files, FROZEN: frozen}
         _write_text(staging / STATE, {**whole, "xxh3_128": digest(whole)})
         _sync(staging)
-        shutil.rmtree(final, ignore_errors=True)
-        staging.rename(final)
+        drop_unnamed(final.parent, also_named=frozen)
+        put_in_place(staging, final)
         _sync(final.parent)
 
     def _wait(self, deadline: float, message: str) -> None:
@@ -307,16 +307,6 @@ def save_checkpoint(
     finally:
         saver.close()
     return directory / f"step-{step:08d}"
-
-
-def remove_leftovers(directory: Path) -> None:
-    """Drop what a kill left half written. Only while no rank is saving."""
-    for path in directory.glob(".step-*.partial"):
-        shutil.rmtree(path)
-    for path in directory.glob(".step-*.abandoned"):
-        path.unlink()
-    for path in (directory / FROZEN).glob(".*.partial"):
-        path.unlink()
 
 
 def _abandoned(staging: Path) -> Path:

@@ -165,6 +165,7 @@ class Trainer:
                 with self.failures:
                     self._train()
             except Interrupted:
+                self.run_log.sync()
                 why = self.keeper.save_mark()
                 place = f"stopped after step {self.position.step}, state"
                 if why is None:
@@ -309,6 +310,7 @@ class Trainer:
         self.keeper.mark()
         alarms = self.run_log.alarms_of_step() if self.settings.alarms.stop else []
         if self.keeper.is_due(self.position.step) or alarms or end is not None:
+            self.run_log.sync()
             self.keeper.save(step=self.position.step, quality=quality_of(evaluations.values()))
         if self.keeper.is_stop_asked():
             raise Interrupted

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ from accelerate.tracking import GeneralTracker
 from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["MetricsLog"]
+
+log = logging.getLogger("unirl.trainer.metrics")
 
 
 class MetricsLog:
@@ -37,6 +42,13 @@ class MetricsLog:
         kept = [line for line in self._lines() if json.loads(line)["step"] <= last_step][:num_lines]
         self.num_lines = len(kept)
         """Lines of the file."""
+        if num_lines is not None and self.num_lines < num_lines:
+            log.warning(
+                "%s: had %d lines when the state was saved, and %d of these are whole; the others are lost",
+                self._path,
+                num_lines,
+                self.num_lines,
+            )
         partial = self._path.with_suffix(".partial")
         partial.write_text("".join(kept))
         partial.rename(self._path)
@@ -61,6 +73,10 @@ class MetricsLog:
             tracker.log(finite, step=step)
         return line
 
+    def sync(self) -> None:
+        """See the lines to the disk, so that a checkpoint that counts them finds them after a power cut."""
+        os.fsync(self._file.fileno())
+
     def lines(self) -> list[dict[str, Any]]:
         """The lines written so far, over all starts of the run."""
         return [json.loads(line) for line in self._lines()]
@@ -73,7 +89,15 @@ class MetricsLog:
             tracker.finish()
 
     def _lines(self) -> list[str]:
-        """Whole lines of the file; a line that a kill cut short is left out."""
+        """Lines of the file up to one that a kill cut short or a power cut made no JSON."""
         if not self._path.exists():
             return []
-        return [line for line in self._path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        lines = self._path.read_text(errors="replace").splitlines(keepends=True)
+        return list(itertools.takewhile(_is_whole, lines))
+
+
+def _is_whole(line: str) -> bool:
+    try:
+        return line.endswith("\n") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False

@@ -7,7 +7,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from unirl.trainer.prompts import all_prompts, select_prompts
 from unirl.trainer.rank_failure import FailureWatch
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
+from unirl.trainer.run_lock import lock_run
 from unirl.trainer.run_record import recipe_record
 from unirl.trainer.sharding import open_accelerator
 from unirl.trainer.stage_checks import check_stages
@@ -57,7 +58,8 @@ def run_recipe(
         write_report: Called on the main rank with the run's directory when the summary is written.
 
     Raises:
-        ConfigError: If the directory holds another run, or the recipe cannot work.
+        ConfigError: If the directory holds another run, another process works on it, or the recipe cannot
+            work.
         StopAsked: After SIGTERM or SIGUSR1, with the state saved. While something is made that comes before
             the stages, what is finished stays and the rest is made again.
         RankFailedError: On a rank that ended because another one failed.
@@ -65,7 +67,15 @@ def run_recipe(
     accelerator = accelerator or open_accelerator(recipe.settings.distribution)
     with StopRequest(grace_s=recipe.settings.stop_grace_s) as stop, FailureWatch(accelerator):
         try:
-            return _run(recipe, run, stop, accelerator, assignments=assignments, write_report=write_report)
+            check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)
+            with ExitStack() as until_done:
+                if accelerator.is_main_process:
+                    require_sources(recipe)
+                    with stop.interruptible():
+                        until_done.enter_context(lock_run(run))
+                return _run(
+                    recipe, run, stop, accelerator, assignments=assignments, write_report=write_report
+                )
         except Interrupted:
             raise StopAsked("stopped while preparing, what is finished stays") from None
 
@@ -82,9 +92,7 @@ def _run(
     started = time.perf_counter()
     seed = recipe.settings.seed
     directory = RunDirectory(run)
-    check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)
     if accelerator.is_main_process:
-        require_sources(recipe)
         directory.check_same(recipe=recipe.name, config=recipe_record(recipe), seed=seed)
         directory.record(recipe=recipe.name, config=recipe_record(recipe), seed=seed, assignments=assignments)
         with stop.interruptible():

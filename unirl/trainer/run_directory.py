@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import shutil
@@ -23,9 +24,11 @@ PACKAGES = ("unirl", "torch", "transformers", "accelerate", "pyarrow", "lmdb", "
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of one."""
+    """Write JSON so that a reader sees the old file or the new one, also after a power cut."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    partial.write_text(text)
+    _sync(partial)
     partial.rename(path)
 
 
@@ -43,9 +46,17 @@ def new_directory(path: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
+        for file in (found for found in partial.rglob("*") if found.is_file()):
+            _sync(file)
         partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """See a file to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 class RunDirectory:

@@ -142,6 +142,11 @@ class RunLog:
         raised = [alarm.message for alarm in self._watch.raised if alarm.step == self._position.step]
         return list(gather_rows(self._accelerator, raised))
 
+    def sync(self) -> None:
+        """See what is written to the disk."""
+        if self._metrics is not None:
+            self._metrics.sync()
+
     def state_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {

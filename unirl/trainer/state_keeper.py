@@ -27,7 +27,8 @@ from unirl.trainer.checkpoint import (
     read_record,
     read_records,
 )
-from unirl.trainer.checkpoint_saver import CheckpointSaver, remove_leftovers
+from unirl.trainer.checkpoint_folder import remove_leftovers
+from unirl.trainer.checkpoint_saver import CheckpointSaver
 from unirl.trainer.distributed import gather_rows
 from unirl.trainer.evaluate import Quality
 from unirl.trainer.in_flight import InFlight, ScoredStep
@@ -291,9 +292,11 @@ class StateKeeper:
                 "machines; unset it"
             )
         name = self.directory / "local-name"
-        if accelerator.is_main_process and not name.exists():
+        if accelerator.is_main_process and not (name.exists() and name.read_text()):
             self.directory.mkdir(parents=True, exist_ok=True)
-            name.write_text(uuid.uuid4().hex)
+            partial = name.with_suffix(".partial")
+            partial.write_text(uuid.uuid4().hex)
+            partial.rename(name)
         accelerator.wait_for_everyone()
         return [Path(local) / name.read_text(), self.directory]
 

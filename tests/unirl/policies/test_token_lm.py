@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from unirl.errors import ConfigError
+from unirl.policies.checkpoints import load_policy
 from unirl.policies.token_lm import TokenLM, left_pad
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary, word_tokenizer
 from unirl.types import Prompt
@@ -302,3 +303,13 @@ def test_left_pad() -> None:
     assert ids.tolist() == [[0, 0, 5], [6, 7, 8], [0, 9, 9]]
     assert mask.tolist() == [[False, False, True], [True] * 3, [False, True, True]]
     assert ids.dtype == torch.int64
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "critic.safetensors"])
+def test_a_file_that_is_cut_short_is_said(toy: SimpleNamespace, tmp_path: Path, name: str) -> None:
+    """As a power cut leaves it."""
+    toy.make_policy().save(tmp_path / "sft")
+    file = tmp_path / "sft" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ConfigError, match=r"sft: a file of the model is cut short or damaged.*put it back"):
+        load_policy(tmp_path / "sft")

@@ -16,7 +16,8 @@ from torch import nn
 
 from unirl.errors import CheckpointError
 from unirl.trainer.checkpoint import load_checkpoint, newest_checkpoint
-from unirl.trainer.checkpoint_saver import CheckpointSaver, remove_leftovers
+from unirl.trainer.checkpoint_folder import remove_leftovers
+from unirl.trainer.checkpoint_saver import CheckpointSaver
 from unirl.trainer.host_copy import HostCopy
 from unirl.trainer.rng_state import derive_rng_state, read_rng_state, restore_rng_state
 

@@ -93,3 +93,19 @@ def test_damage_is_told(toy: SimpleNamespace, tmp_path: Path) -> None:
     frozen.write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"frozen/{frozen.name}: missing, cut short or changed"):
         load_checkpoint(tmp_path / "step-00000001", model=policy, optimizer=optimizer)
+
+
+def test_what_no_checkpoint_names_any_more_goes(toy: SimpleNamespace, tmp_path: Path) -> None:
+    """As the parts of another number of ranks, once the checkpoints that were saved on it are gone."""
+    policy, optimizer = make(toy)
+    save = {"model": policy, "optimizer": optimizer, "state": {}, "keep": 1}
+    save_checkpoint(tmp_path, step=1, **save)
+    (first,) = files_of(tmp_path)
+    with torch.no_grad():
+        policy.lm.get_input_embeddings().weight.add_(1)
+    save_checkpoint(tmp_path, step=2, **save)
+    assert first in files_of(tmp_path), "the checkpoint before still names it while this one is put in place"
+    save_checkpoint(tmp_path, step=3, **save)
+    (second,) = files_of(tmp_path)
+    assert second != first
+    assert load_checkpoint(tmp_path / "step-00000003", model=policy, optimizer=optimizer) == {}

@@ -92,3 +92,17 @@ def test_tensorboard_shows_the_same_numbers(tmp_path: Path) -> None:
     board.Reload()
     found = [(event.step, event.value) for event in board.Scalars("text/reward/mean")]
     assert found == [(line["step"], line["reward/mean"]) for line in lines(tmp_path)]
+
+
+@pytest.mark.parametrize("damage", ["gone", "\x00\x00\x00\n"])
+def test_lines_that_a_power_cut_took_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    write(tmp_path, range(3), last_step=-1)
+    kept = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]
+    (tmp_path / "metrics.jsonl").write_text("".join([*kept, *([] if damage == "gone" else [damage])]))
+    log = MetricsLog(tmp_path, last_step=2, num_lines=3)
+    assert log.num_lines == 2 and "had 3 lines when the state was saved, and 2 of these" in caplog.text
+    log.write(3, LABELS, {"reward/mean": 1.0})
+    log.close()
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 3]
