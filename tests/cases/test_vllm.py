@@ -28,7 +28,8 @@ from unirl.policies.adapters import adapters_off, add_adapters
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary
 from unirl.rollout import vllm_local
-from unirl.rollout.engine import RolloutRequest
+from unirl.rollout.engine import RolloutRequest, assemble, begin
+from unirl.rollout.native import NativeEngine
 from unirl.rollout.server_client import RemoteVllm
 from unirl.rollout.vllm_caches import reset_caches
 from unirl.rollout.vllm_engine import VllmEngine, start_local, write_model_config
@@ -202,6 +203,52 @@ def test_vllm_08_a_grid_with_row_ends_is_drawn_place_by_place(
     ends = rollout.response_ids == policy.vocabulary.row_end
     assert ends.tolist() == [[False, False, True] * 2] * 16
     assert largest_gap(policy, rollout, SamplingSettings()) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("direction", ["text", "image"])
+def test_vllm_08_a_sample_moves_between_engines_and_keeps_its_grammar(
+    shared_engine: VllmEngine, toy: SimpleNamespace, direction: Direction, name: str
+) -> None:
+    """Two tokens by vLLM, one by the native engine, the rest by vLLM; a picture with row ends."""
+    words = toy.make_vocabulary().tokenizer
+    words.add_special_tokens({"additional_special_tokens": ["<boi>", "<eoi>", "<eol>"]})
+    grid = ImageGrid(offset=len(words), num_codes=8, rows=2, columns=2, row_end="<eol>")
+    policy = make_policy(JointVocabulary(words, grid), seed=6)
+    shared_engine.sync(policy, 4)
+    prompts = toy.make_prompts(direction)
+    request = make_request(prompts, policy.max_response_length(direction, 5), sampling=SETTINGS[name])
+    samples = begin(request)
+    for steps, engine in ((2, shared_engine), (1, NativeEngine(policy)), (None, shared_engine)):
+        before = [sample.ids for sample in samples]
+        samples = engine.run(samples, max_steps=steps)
+        assert all(sample.ids[: len(ids)] == ids for sample, ids in zip(samples, before, strict=True))
+        assert steps is None or all(
+            len(sample.ids) == len(ids) + steps or sample.is_done
+            for sample, ids in zip(samples, before, strict=True)
+        )
+    ids = [policy.prompt_ids(prompt) for prompt in prompts]
+    rollout = assemble(samples, ids, group_size=4, pad=policy.vocabulary.pad)
+    assert largest_gap(policy, rollout, SETTINGS[name]) < TOLERANCE
+    if direction == "image":
+        ends = rollout.response_ids == policy.vocabulary.row_end
+        assert ends.tolist() == [[False, False, True] * 2] * 16
+        assert rollout.origin.policy_version[0].tolist() == [4, 4, 0, 4, 4, 4]
+
+
+@pytest.mark.slow
+def test_vllm_a_sample_that_goes_on_draws_new_numbers(
+    engine: VllmEngine, policy: TokenLM, toy: SimpleNamespace
+) -> None:
+    """The numbers of the first tokens must not come again: a row would repeat itself."""
+    with torch.no_grad():
+        policy.lm.lm_head.weight.zero_()
+    engine.sync(policy, 1)
+    request = make_request(toy.make_prompts("image"), policy.vocabulary.grid.length, group_size=16)
+    begun = engine.run(begin(request), max_steps=2)
+    ids = torch.tensor([sample.ids for sample in engine.run(begun)])
+    assert float((ids[:, :2] == ids[:, 2:]).float().mean()) < 0.3
 
 
 @pytest.mark.slow

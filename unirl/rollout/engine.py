@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = [
     "RolloutRequest",
     "assemble",
     "begin",
+    "require_alike",
     "require_same_sampling",
     "sample_seed",
     "sample_uniforms",
@@ -101,6 +102,18 @@ class PartialSample:
     is_ended: bool = False
     """The last token is the end token."""
 
+    def extended(
+        self, ids: Sequence[int], logprobs: Sequence[float], *, version: int, is_ended: bool
+    ) -> PartialSample:
+        """Return the sample with tokens that weights of one version drew."""
+        return replace(
+            self,
+            ids=(*self.ids, *ids),
+            logprobs=(*self.logprobs, *logprobs),
+            versions=self.versions + (version,) * len(ids),
+            is_ended=is_ended,
+        )
+
     @property
     def is_done(self) -> bool:
         """Nothing is left to draw."""
@@ -175,6 +188,30 @@ def begin(request: RolloutRequest) -> list[PartialSample]:
         for prompt, seed in zip(request.prompts, request.seeds, strict=True)
         for g in range(request.group_size)
     ]
+
+
+def require_alike(samples: Sequence[PartialSample], *, picture_length: int) -> None:
+    """Refuse samples that one run of an engine cannot go on with together.
+
+    Args:
+        samples: Of a run.
+        picture_length: Tokens of a picture, row ends included.
+
+    Raises:
+        ConfigError: If two have other directions or settings, or a picture is to have another length.
+    """
+    for sample in samples:
+        place, direction = f"{sample.prompt.key}, sample {sample.sample}", sample.prompt.direction
+        first = samples[0]
+        if (direction, sample.sampling) != (first.prompt.direction, first.sampling):
+            raise ConfigError(
+                f"{place}: {direction} under {sample.sampling}, the first sample is "
+                f"{first.prompt.direction} under {first.sampling}; run them one after the other"
+            )
+        if direction == "image" and sample.max_new_tokens != picture_length:
+            raise ConfigError(
+                f"{place}: {sample.max_new_tokens} tokens are asked for, a picture has {picture_length}"
+            )
 
 
 def assemble(

@@ -13,7 +13,7 @@ from unirl.policies.policy import Policy
 from unirl.policies.sharded_tensors import is_sharded
 from unirl.policies.token_lm import TokenLM
 from unirl.rollout.decoder import Decoder
-from unirl.rollout.engine import PartialSample, RolloutRequest, assemble, begin
+from unirl.rollout.engine import PartialSample, RolloutRequest, assemble, begin, require_alike
 from unirl.rollout.fused_decoder import FusedDecoder
 from unirl.rollout.fused_weights import is_fusible
 from unirl.rollout.generic_decoder import CopyDecoder, GenericDecoder
@@ -154,7 +154,7 @@ class NativeEngine:
             The samples in their order, with what was added. A stopped one can go on here or anywhere else,
             and ends with the same tokens as if it had not been stopped.
         """
-        self._check(samples)
+        require_alike(samples, picture_length=self.policy.vocabulary.grid.response_length)
         if self._taken != _marks(self.policy):
             self.sync(self.policy, self.policy_version)
         self.prove()
@@ -162,12 +162,8 @@ class NativeEngine:
         self.active_rows = []
         done = list(samples)
         for i, added in zip(left, self._draw([samples[i] for i in left], max_steps), strict=True):
-            done[i] = replace(
-                samples[i],
-                ids=samples[i].ids + added.ids,
-                logprobs=samples[i].logprobs + added.logprobs,
-                versions=samples[i].versions + (self.policy_version,) * len(added.ids),
-                is_ended=added.is_ended,
+            done[i] = samples[i].extended(
+                added.ids, added.logprobs, version=self.policy_version, is_ended=added.is_ended
             )
         return done
 
@@ -184,21 +180,6 @@ class NativeEngine:
 
     def close(self) -> None:
         """Nothing to give back: the cache goes with the engine."""
-
-    def _check(self, samples: Sequence[PartialSample]) -> None:
-        codes = self.policy.vocabulary.grid.response_length
-        for sample in samples:
-            place = f"{sample.prompt.key}, sample {sample.sample}"
-            first = samples[0]
-            if (sample.prompt.direction, sample.sampling) != (first.prompt.direction, first.sampling):
-                raise ConfigError(
-                    f"{place}: {sample.prompt.direction} under {sample.sampling}, the first sample is "
-                    f"{first.prompt.direction} under {first.sampling}; run them one after the other"
-                )
-            if sample.prompt.direction == "image" and sample.max_new_tokens != codes:
-                raise ConfigError(
-                    f"{place}: {sample.max_new_tokens} tokens are asked for, a picture has {codes}"
-                )
 
 
 def _decoder_for(policy: Policy, dtype: torch.dtype | None, compile: bool, own_weights: bool) -> Decoder:

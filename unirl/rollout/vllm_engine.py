@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,15 @@ import torch
 from unirl.errors import ConfigError
 from unirl.policies.policy import Policy
 from unirl.policies.token_lm import TokenLM
-from unirl.rollout.engine import RolloutEngine, RolloutRequest, assemble, begin, sample_seed
+from unirl.rollout.engine import (
+    PartialSample,
+    RolloutEngine,
+    RolloutRequest,
+    assemble,
+    begin,
+    require_alike,
+    sample_seed,
+)
 from unirl.rollout.native import NativeEngine
 from unirl.rollout.server_client import RemoteVllm
 from unirl.rollout.vllm_local import LocalVllm, VllmSettings
@@ -85,28 +94,15 @@ class VllmEngine:
 
     def rollout(self, request: RolloutRequest) -> Rollout:
         """Sample G responses for each of P prompts."""
-        if self._policy is None:
-            raise ConfigError("this engine has no policy yet; call sync first")
-        policy, samples = self._policy, begin(request)
-        asked = token_request(policy, request)
+        samples = begin(request)
         started = time.perf_counter()
-        answer = self._engine.generate(asked, step=self.policy_version)
+        finished = self._draw(samples, group_size=request.group_size)
         decode_s = time.perf_counter() - started
-        answer.check(asked)
-        finished = [
-            replace(
-                sample,
-                ids=ids,
-                logprobs=logprobs,
-                versions=(answer.policy_version,) * len(ids),
-                is_ended=asked.end_id is not None and ids[-1] == asked.end_id,
-            )
-            for sample, ids, logprobs in zip(samples, answer.ids, answer.logprobs, strict=True)
-        ]
-        lengths = torch.tensor([len(ids) for ids in answer.ids])
+        policy = self._synced_policy()
+        lengths = torch.tensor([len(sample.ids) for sample in finished])
         return assemble(
             finished,
-            asked.prompts,
+            [policy.prompt_ids(prompt) for prompt in request.prompts],
             group_size=request.group_size,
             pad=policy.vocabulary.pad,
             device=policy.device,
@@ -114,30 +110,87 @@ class VllmEngine:
             decode_s=decode_s,
         )
 
+    def run(self, samples: Sequence[PartialSample], *, max_steps: int | None = None) -> list[PartialSample]:
+        """Go on with samples until they are done, or for some tokens each.
+
+        Args:
+            samples: All of one direction and under the same settings. They may have come from another engine,
+                of either kind.
+            max_steps: Tokens that each sample gets at most; None for no limit.
+
+        Returns:
+            The samples in their order, with what was added. A stopped one can go on here or elsewhere. What
+            is added then is not what would have been without the stop, and has the same distribution.
+        """
+        left = [sample for sample in samples if not sample.is_done]
+        drawn = iter(self._draw(left, max_steps=max_steps)) if left else iter(())
+        return [sample if sample.is_done else next(drawn) for sample in samples]
+
+    def _draw(
+        self, samples: Sequence[PartialSample], *, group_size: int = 1, max_steps: int | None = None
+    ) -> list[PartialSample]:
+        asked = token_request(self._synced_policy(), samples, group_size=group_size, max_steps=max_steps)
+        answer = self._engine.generate(asked, step=self.policy_version)
+        answer.check(asked)
+        return [
+            sample.extended(
+                ids,
+                logprobs,
+                version=answer.policy_version,
+                is_ended=asked.end_id is not None and ids[-1] == asked.end_id,
+            )
+            for sample, ids, logprobs in zip(samples, answer.ids, answer.logprobs, strict=True)
+        ]
+
+    def _synced_policy(self) -> TokenLM:
+        if self._policy is None:
+            raise ConfigError("this engine has no policy yet; call sync first")
+        return self._policy
+
     def close(self) -> None:
         """Free the engine, or take leave of the server."""
         self._engine.close()
 
 
-def token_request(policy: TokenLM, request: RolloutRequest) -> TokenRequest:
-    """Turn prompts into token ids and their seeds into one integer a sample."""
-    grammar = policy.vocabulary.grammar(request.direction)
-    places = len(grammar.places)
-    if request.direction == "image" and request.max_new_tokens != policy.max_response_length("image", 0):
-        raise ConfigError(
-            f"max_new_tokens is {request.max_new_tokens}, a picture has "
-            f"{policy.max_response_length('image', 0)} tokens"
-        )
-    guided = request.sampling.guidance != 1.0
+def token_request(
+    policy: TokenLM, samples: Sequence[PartialSample], *, group_size: int = 1, max_steps: int | None = None
+) -> TokenRequest:
+    """Turn samples that are not done into token ids, and their seeds into one integer each.
+
+    A sample that goes on gets a seed of its place, since the random numbers of the first tokens are used up.
+
+    Args:
+        policy: Gives tokens and grammar.
+        samples: B, of one direction and under the same settings.
+        group_size: G; each G samples in a row have one prompt.
+        max_steps: Tokens that each gets at most; None for no limit.
+
+    Raises:
+        ConfigError: If they cannot run together, or a picture is asked for with another number of tokens.
+    """
+    require_alike(samples, picture_length=policy.vocabulary.grid.response_length)
+    first, length = samples[0], max(sample.max_new_tokens for sample in samples)
+    direction, sampling = first.prompt.direction, first.sampling
+    grammar = policy.vocabulary.grammar(direction)
+    prompts = [sample.prompt for sample in samples[::group_size]]
+    is_guided = sampling.guidance != 1.0
+    left = [sample.max_new_tokens - len(sample.ids) for sample in samples]
     return TokenRequest(
-        prompts=tuple(tuple(policy.prompt_ids(prompt)) for prompt in request.prompts),
-        unconditional=tuple(tuple(policy.unconditional_ids(p)) for p in request.prompts) if guided else (),
-        seeds=tuple(sample_seed(seed, g) for seed in request.seeds for g in range(request.group_size)),
-        max_new_tokens=request.max_new_tokens,
-        temperature=request.sampling.temperature,
-        guidance=request.sampling.guidance,
-        allowed=AllowedIds.from_masks(grammar.masks, grammar.places[: min(places, request.max_new_tokens)]),
-        end_id=policy.vocabulary.eos if request.direction == "text" else None,
+        prompts=tuple(tuple(policy.prompt_ids(prompt)) for prompt in prompts),
+        unconditional=tuple(tuple(policy.unconditional_ids(p)) for p in prompts) if is_guided else (),
+        seeds=tuple(
+            sample_seed((*sample.seed, sample.sample), len(sample.ids))
+            if sample.ids
+            else sample_seed(sample.seed, sample.sample)
+            for sample in samples
+        ),
+        max_new_tokens=length,
+        temperature=sampling.temperature,
+        guidance=sampling.guidance,
+        allowed=AllowedIds.from_masks(grammar.masks, grammar.places[:length]),
+        end_id=policy.vocabulary.eos if direction == "text" else None,
+        written=tuple(sample.ids for sample in samples) if any(sample.ids for sample in samples) else (),
+        limits=tuple(left if max_steps is None else [min(n, max_steps) for n in left]),
     )
 
 

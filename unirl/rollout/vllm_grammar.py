@@ -17,8 +17,9 @@ from unirl.errors import RolloutError
 __all__ = ["EXTRA", "GrammarProcessor"]
 
 EXTRA = "unirl"
-"""Key of `SamplingParams.extra_args` that holds masks and places of `AllowedIds`, and the pair of a guided
-request: {"masks": ..., "places": ..., "pair": int, "conditional": bool, "guidance": float}."""
+"""Key of `SamplingParams.extra_args` that holds masks and places of `AllowedIds`, the place of the first new
+token, and the pair of a guided request: {"masks": ..., "places": ..., "start": int, "pair": int,
+"conditional": bool, "guidance": float}."""
 
 
 @dataclass(slots=True)
@@ -28,6 +29,8 @@ class _Row:
     masks: tuple[int, ...]
     """Rows of the table of masks."""
     places: tuple[int, ...]
+    start: int
+    """Place of the first token that is drawn."""
     written: list[int]
     """Tokens drawn so far; vLLM's own list, which grows."""
     pair: int | None
@@ -79,7 +82,7 @@ class GrammarProcessor(LogitsProcessor):
         self._mix(logits)
         masks = [0] * len(logits)
         for index, row in self._rows.items():
-            place = len(row.written)
+            place = row.start + len(row.written)
             masks[index] = row.masks[row.places[place] if row.places else 0]
         table = self._forbidden[torch.tensor(masks, device=self._device)]
         return logits.masked_fill_(table[:, : logits.shape[1]], -math.inf)
@@ -112,6 +115,7 @@ class GrammarProcessor(LogitsProcessor):
         return _Row(
             masks=tuple(self._mask(tuple((s[0], s[1]) for s in spans)) for spans in extra["masks"]),
             places=tuple(extra["places"]),
+            start=extra["start"],
             written=written,
             pair=extra.get("pair"),
             conditional=extra.get("conditional", True),

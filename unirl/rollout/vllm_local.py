@@ -184,6 +184,7 @@ class LocalVllm:
         """Samples that start together: all of them, or what cache and batch hold without waiting."""
         settings, longest = self._settings, max(map(len, (*request.prompts, *request.unconditional)))
         length = longest + request.max_new_tokens
+        longest += max(map(len, request.written), default=0)
         most = self._llm.llm_engine.model_config.max_model_len
         if length > most:
             raise ConfigError(
@@ -210,8 +211,9 @@ class LocalVllm:
         params: list[Any] = []
         for row in rows:
             group = row // request.group_size
+            begun = request.begun(row)
             if request.guidance == 1.0:
-                prompts.append({"prompt_token_ids": list(request.prompts[group])})
+                prompts.append({"prompt_token_ids": [*request.prompts[group], *begun]})
                 params.append(_params(request, row, {}))
                 continue
             self._pairs += 1
@@ -221,7 +223,7 @@ class LocalVllm:
                     "conditional": side is request.prompts,
                     "guidance": request.guidance,
                 }
-                prompts.append({"prompt_token_ids": list(side[group])})
+                prompts.append({"prompt_token_ids": [*side[group], *begun]})
                 params.append(_params(request, row, pair))
         try:
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
@@ -245,15 +247,17 @@ def _params(request: TokenRequest, row: int, pair: dict[str, Any]) -> Any:
 
     from unirl.rollout.vllm_grammar import EXTRA
 
+    allowed = request.allowed
+    grammar = {"masks": allowed.masks, "places": allowed.places, "start": len(request.begun(row))}
     return SamplingParams(
         temperature=request.temperature,
         seed=request.seeds[row],
-        max_tokens=request.max_new_tokens,
+        max_tokens=request.limit(row),
         ignore_eos=True,
         stop_token_ids=[] if request.end_id is None else [request.end_id],
         logprobs=0,
         detokenize=False,
-        extra_args={EXTRA: {"masks": request.allowed.masks, "places": request.allowed.places, **pair}},
+        extra_args={EXTRA: grammar | pair},
     )
 
 

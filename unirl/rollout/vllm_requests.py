@@ -73,11 +73,23 @@ class TokenRequest:
     allowed: AllowedIds
     end_id: int | None
     """The token that ends a response and is part of it; None for pictures, which have exactly T tokens."""
+    written: tuple[tuple[int, ...], ...] = ()
+    """B lists of tokens that the responses begin with, of samples that go on; empty if all begin."""
+    limits: tuple[int, ...] = ()
+    """B, tokens that each row gets at most this time; empty for T."""
 
     @property
     def group_size(self) -> int:
         """G."""
         return len(self.seeds) // len(self.prompts)
+
+    def begun(self, row: int) -> tuple[int, ...]:
+        """Tokens that a row's response begins with."""
+        return self.written[row] if self.written else ()
+
+    def limit(self, row: int) -> int:
+        """Tokens that a row gets at most."""
+        return self.limits[row] if self.limits else self.max_new_tokens
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -99,15 +111,17 @@ class TokenRequest:
                 places=tuple(allowed["places"]),
             ),
             end_id=values["end_id"],
+            written=tuple(tuple(row) for row in values["written"]),
+            limits=tuple(values["limits"]),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenAnswer:
-    """B finished responses."""
+    """B responses, or what was added to them."""
 
     ids: tuple[tuple[int, ...], ...]
-    """B lists of up to T tokens."""
+    """B lists of new tokens, up to the limit of their row."""
     logprobs: tuple[tuple[float, ...], ...]
     """Of the same tokens, nats, under the distribution that they were drawn from."""
     policy_version: int
@@ -123,17 +137,19 @@ class TokenAnswer:
         if not len(self.ids) == len(self.logprobs) == len(request.seeds):
             raise RolloutError(f"the engine answered {len(self.ids)} rows for {len(request.seeds)} samples")
         for row, (ids, logprobs) in enumerate(zip(self.ids, self.logprobs, strict=True)):
-            found, wanted = len(ids), request.max_new_tokens
+            found, wanted, start = len(ids), request.limit(row), len(request.begun(row))
             if len(logprobs) != found:
                 raise RolloutError(f"row {row}: {found} tokens with {len(logprobs)} log-probs")
-            for place, token in enumerate(ids):
-                if place >= wanted or not request.allowed.allows(place, token):
+            for place, token in enumerate(ids, start):
+                if place >= start + wanted or not request.allowed.allows(place, token):
+                    allowed = request.allowed.at(min(place, start + wanted - 1))
                     raise RolloutError(
                         f"row {row}, token {place}: the engine drew id {token}, which the grammar does not "
-                        f"allow there; allowed are the ids in {request.allowed.at(min(place, wanted - 1))}"
+                        f"allow there; allowed are the ids in {allowed}"
                     )
             if request.end_id is None and found != wanted:
-                raise RolloutError(f"row {row}: a picture has {wanted} image tokens, the engine drew {found}")
+                image_tokens = f"{wanted} more image tokens" if start else f"{wanted} image tokens"
+                raise RolloutError(f"row {row}: a picture has {image_tokens}, the engine drew {found}")
             if request.end_id is not None:
                 ends = [place for place, token in enumerate(ids) if token == request.end_id]
                 if (ends or [wanted - 1]) != [found - 1]:
