@@ -7,30 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from datapipe.decode.colour import has_alpha, to_rgb
 from datapipe.decode.exif import METADATA_ERRORS, apply_orientation, read_orientation, swaps_axes
 from datapipe.decode.facts import ImageFacts
-from datapipe.errors import DataError, DecodeError
+from datapipe.decode.refusals import check_pixel_budget
+from datapipe.errors import DecodeError
 
-__all__ = ["check_pixel_budget", "load_frame", "load_picture", "open_picture", "read_facts", "refuse_switch"]
+__all__ = ["load_frame", "load_picture", "open_picture", "read_facts"]
 
 _BIG_TIFF: Final = 43
 _PIXEL_ERRORS: Final = (*METADATA_ERRORS, EOFError, MemoryError, Image.DecompressionBombError)
-
-
-def refuse_switch() -> None:
-    """Refuse to decode while Pillow fills cut pictures with grey.
-
-    Raises:
-        DataError: If the process-wide switch is on.
-    """
-    if ImageFile.LOAD_TRUNCATED_IMAGES:
-        raise DataError(
-            "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on in this process, so that cut files would pass as "
-            "whole pictures with grey areas; set it to False"
-        )
 
 
 @contextmanager
@@ -96,22 +84,6 @@ def load_frame(
     except _PIXEL_ERRORS as error:
         raise DecodeError("corrupt", f"{format_name}: frame {number} cannot be reached: {error}") from error
     return load_picture(image, facts, data, format_name, background)[0]
-
-
-def check_pixel_budget(width: int, height: int, max_pixels: int, num_frames: int = 1) -> None:
-    """Refuse what the header claims when it is too much.
-
-    Raises:
-        DecodeError: Reason `too_many_pixels`.
-    """
-    pixels = width * height * num_frames
-    if pixels > max_pixels:
-        claim = f"{width}x{height}" + (f" in {num_frames} frames" if num_frames > 1 else "")
-        raise DecodeError(
-            "too_many_pixels",
-            f"the header claims {claim} = {pixels} pixels, the budget is {max_pixels}; "
-            "raise max_pixels or shrink the picture",
-        )
 
 
 def _open(data: bytes | memoryview, format_name: str) -> Image.Image:

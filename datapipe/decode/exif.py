@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from PIL import Image
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = ["METADATA_ERRORS", "apply_orientation", "orientation_of", "read_orientation", "swaps_axes"]
 
@@ -30,14 +31,15 @@ METADATA_ERRORS: Final = (
 )
 
 _TRANSPOSE: Final = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
 }
+"""Names in PIL.Image.Transpose."""
 
 
 def read_orientation(image: Image.Image) -> tuple[int, bool]:
@@ -67,7 +69,11 @@ def orientation_of(tags: Image.Exif) -> tuple[int, bool]:
 def apply_orientation(image: Image.Image, orientation: int) -> Image.Image:
     """Turn and mirror stored pixels so that the picture stands upright."""
     method = _TRANSPOSE.get(orientation)
-    return image if method is None else image.transpose(method)
+    if method is None:
+        return image
+    from PIL.Image import Transpose
+
+    return image.transpose(Transpose[method])
 
 
 def swaps_axes(orientation: int) -> bool:

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
 
 from datapipe.decode.exif import METADATA_ERRORS, orientation_of
 from datapipe.decode.resize import Resample, resize_pixels
@@ -285,7 +284,9 @@ def _names_srgb(payload: bytes) -> bool:
 
 
 def _orientation(payload: bytes) -> tuple[int, bool]:
-    tags = Image.Exif()
+    from PIL.Image import Exif
+
+    tags = Exif()
     try:
         tags.load(payload)
         return orientation_of(tags)

@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 __all__ = ["perceptual_hash", "phash_distance"]
 
@@ -30,6 +29,8 @@ def perceptual_hash(pixels: NDArray[np.uint8], *, extent: tuple[float, float] | 
         16 hexadecimal digits, most significant bit first, row by row. Equal pictures have equal hashes;
         the same picture resized or encoded again differs in a few bits, another one in about 32.
     """
+    from PIL import Image
+
     luma = pixels if pixels.ndim == 2 else np.asarray(Image.fromarray(pixels).convert("L"))
     height, width = luma.shape if extent is None else extent
     if max(luma.shape) > _LARGEST:

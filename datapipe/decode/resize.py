@@ -9,7 +9,6 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from datapipe.errors import DataError
 
@@ -18,11 +17,7 @@ __all__ = ["Resample", "check_resample", "resize_pixels"]
 Resample = Literal["bilinear", "bicubic", "lanczos", "box", "linear", "nearest"]
 
 _FILTERS: Final = frozenset(get_args(Resample))
-_PILLOW: Final = {
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "nearest": Image.Resampling.NEAREST,
-}
+_OF_PILLOW: Final = frozenset(("lanczos", "box", "nearest"))
 
 
 def check_resample(resample: str) -> None:
@@ -62,9 +57,12 @@ def resize_pixels(
     extent = extent or whole
     if pixels.shape[:2] == size and extent == whole:
         return pixels
-    if resample in _PILLOW:
+    if resample in _OF_PILLOW:
+        from PIL import Image
+
         box = (0.0, 0.0, extent[1], extent[0])
-        return np.array(Image.fromarray(pixels).resize((size[1], size[0]), _PILLOW[resample], box=box))
+        kernel = Image.Resampling[resample.upper()]
+        return np.array(Image.fromarray(pixels).resize((size[1], size[0]), kernel, box=box))
     torch, operators = _kernels()
     readable = pixels if pixels.flags.c_contiguous and pixels.flags.writeable else pixels.copy()
     resized = np.empty((*size, 3), np.uint8) if out is None else out
