@@ -138,16 +138,14 @@ class BatchSource:
 
     def _stages(self, view: View | JoinedView) -> Iterator[Stage]:
         held, image = self._contents, self._contents.image
+        columns = reader_of(view, held.read_columns)
         yield self._stage(
             "fetch",
             Fetch(
                 view.store,
-                columns=reader_of(view, held.read_columns),
+                columns=columns,
                 tensors=self._tensors,
-                fields=held.fields,
-                texts=held.texts,
-                needs_blob=held.needs_blob,
-                needs_picture=image is not None,
+                contents=held,
                 is_staged=self._copier is not None,
             ),
         )
@@ -170,7 +168,7 @@ class BatchSource:
                 }
                 check_parts_travel("tokenize", tokenizers)
             yield self._stage("tokenize", TokenizeSample(dict(held.texts)), TokenizeSamples(held.texts))
-        yield self._stage("collate", Collate(held), concurrency=1)
+        yield self._stage("collate", Collate(held, columns), concurrency=0)
         if self._copier is not None:
             yield self._stage("device", ToDevice(self._copier), concurrency=1)
 
@@ -193,7 +191,9 @@ class BatchSource:
         return Stage(
             name=name,
             function=function,
-            concurrency=wanted.concurrency or concurrency or self._num_threads,
+            concurrency=next(
+                given for given in (wanted.concurrency, concurrency, self._num_threads) if given is not None
+            ),
             queue_size=wanted.queue_size or self._max_in_flight,
             executor=wanted.executor,
             max_failures=wanted.max_failures,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from datapipe.collate import Batch, Tokens, as_images, as_tensor, pad_tokens
 from datapipe.device import DeviceCopier
 from datapipe.draft import IMAGES, Draft, Piece
-from datapipe.fields import BatchContents, Field, ImageField, TextField
+from datapipe.fields import BatchContents, ImageField, TextField
 from datapipe.joined import JoinedStore, JoinedTensor, RowReader
 from datapipe.ring import BufferRing
 from storage import (
@@ -37,21 +38,19 @@ class Fetch:
         *,
         columns: RowReader,
         tensors: Mapping[str, TensorColumn | JoinedTensor],
-        fields: Mapping[str, Field],
-        texts: Mapping[str, TextField],
-        needs_blob: bool,
-        needs_picture: bool,
+        contents: BatchContents,
         is_staged: bool,
     ) -> None:
         self._store = store
         self._columns = columns
         self._tensors = tensors
-        wanted = {name for field in fields.values() for name in field.tensors}
+        wanted = {name for field in contents.fields.values() for name in field.tensors}
         self._of_fields = {
             name: store.tensor(name) if name in store.tensor_columns else None for name in sorted(wanted)
         }
-        self._texts = tuple(texts)
-        self._needs_blob, self._needs_picture = needs_blob, needs_picture
+        self._texts = tuple(contents.texts)
+        self._needs_blob, self._needs_picture = contents.needs_blob, contents.image is not None
+        self._needs_keys = contents.is_per_sample
         self._is_copied = is_staged
 
     def __call__(self, piece: Piece) -> Piece:
@@ -75,7 +74,8 @@ class Fetch:
 
     def _describe(self, drafts: list[Draft]) -> None:
         rows = drafts[0].rows if len(drafts) == 1 else np.concatenate([draft.rows for draft in drafts])
-        keys, columns = self._columns.keys(rows), self._columns.values(rows)
+        keys = self._columns.keys(rows) if self._needs_keys else []
+        columns = self._columns.values(rows)
         start = 0
         for draft in drafts:
             mine = slice(start, start + len(draft.rows))
@@ -101,7 +101,18 @@ class Fetch:
             found = self._view(column, draft.rows)
             if found is None:
                 found = _gathered(column, draft.rows, draft.ring)
-            draft.gathered[name] = _row_by_row(column, draft) if found is None else found
+            draft.gathered[name] = self._row_by_row(column, draft) if found is None else found
+
+    def _row_by_row(self, column: TensorColumn | JoinedTensor, draft: Draft) -> NDArray[Any]:
+        """Each row for itself, so that those that cannot be read are known."""
+        found: NDArray[Any] = draft.ring.lend((len(draft.rows), *column.shape), column.dtype)
+        draft.keys = draft.keys or self._columns.keys(draft.rows)
+        for index, row in enumerate(draft.rows.tolist()):
+            try:
+                found[index] = column.row(row)
+            except StorageError as error:
+                draft.drop(index, "fetch", error)
+        return found
 
     def _view(self, column: TensorColumn | JoinedTensor, rows: NDArray[np.int64]) -> NDArray[Any] | None:
         """Consecutive rows of one shard without a copy; None where there is no such view."""
@@ -116,8 +127,9 @@ class Fetch:
 class Collate:
     """Puts together each batch whose pieces are all done, without the bad samples."""
 
-    def __init__(self, contents: BatchContents) -> None:
+    def __init__(self, contents: BatchContents, names: RowReader) -> None:
         self._contents = contents
+        self._names = names
 
     def __call__(self, piece: Piece) -> Piece:
         for draft in piece.drafts:
@@ -138,12 +150,17 @@ class Collate:
         arrays |= {name: draft.made.get(name, np.empty((0,))) for name in held.fields}
         return Batch(
             rows=_kept(draft.rows, kept),
-            keys=_picked(draft.keys, kept),
+            read_keys=self._keys(draft, kept),
             images=None if held.image is None else _images(draft, held.image, kept),
             tensors={name: as_tensor(_kept(array, kept)) for name, array in arrays.items()},
             columns={name: _picked(draft.columns[name], kept) for name in held.columns},
             tokens={name: _tokens(draft, name, made, kept) for name, made in held.texts.items()},
         )
+
+    def _keys(self, draft: Draft, kept: NDArray[np.int64] | None) -> Callable[[], list[str]]:
+        if draft.keys:
+            return _picked(draft.keys, kept).copy
+        return partial(self._names.keys, draft.rows.copy())  # the caller may write to the rows
 
 
 class ToDevice:
@@ -219,17 +236,6 @@ def _gathered(
         return column.gather(rows, ring.lend((len(rows), *column.shape), column.dtype))
     except StorageError:
         return None
-
-
-def _row_by_row(column: TensorColumn | JoinedTensor, draft: Draft) -> NDArray[Any]:
-    """Each row for itself, so that those that cannot be read are known."""
-    found: NDArray[Any] = draft.ring.lend((len(draft.rows), *column.shape), column.dtype)
-    for index, row in enumerate(draft.rows.tolist()):
-        try:
-            found[index] = column.row(row)
-        except StorageError as error:
-            draft.drop(index, "fetch", error)
-    return found
 
 
 def _values(column: TensorColumn | JoinedTensor, piece: Piece) -> Iterator[tuple[int, NDArray[Any]]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Tokens:
     num_tokens: int  # ids of all texts together
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """What a training step takes. Filled by the Loader; the caller owns it and may write to it.
 
@@ -34,7 +35,7 @@ class Batch:
     """
 
     rows: NDArray[np.int64]  # (B,) row ids in the store; of several stores see JoinedView.locate
-    keys: list[str]  # B keys
+    read_keys: Callable[[], list[str]] = field(repr=False)  # what `keys` asks, once
     images: Tensor | None  # (B, 3, H, W): float32 -1 black to 1 white, or what the transforms give; or uint8
     tensors: Mapping[str, Tensor]  # tensor column or field -> (B, *shape), its dtype
     columns: Mapping[str, list[Any]]  # column name -> B values: str, int, float, bool or None
@@ -42,6 +43,18 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "keys": self.keys, "read_keys": self.keys.copy}  # the store stays here
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """B keys. A batch that took no work for each row reads them when they are first asked for.
+
+        Raises:
+            CorruptionError: If they do not match their checksum.
+        """
+        return self.read_keys()
 
 
 def write_pixels(pixels: NDArray[np.uint8], out: NDArray[np.float32]) -> None:

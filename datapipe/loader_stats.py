@@ -23,7 +23,7 @@ class StageStats:
     """One stage, over all its workers."""
 
     name: str
-    workers: int
+    workers: int  # 0 where the workers of the stage before do its work
     items: int  # pieces of batches
     busy_s: float  # seconds of work, added up over the workers
     idle_s: float  # seconds without an item
@@ -32,7 +32,9 @@ class StageStats:
 
     @property
     def busy_fraction(self) -> float:
-        """Share of the workers' time that was work, 0..1."""
+        """Share of the workers' time that was work, 0..1; 0 for a stage without workers."""
+        if not self.workers:
+            return 0.0
         total = self.busy_s + self.idle_s + self.blocked_s
         return self.busy_s / total if total else 0.0
 

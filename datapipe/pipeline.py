@@ -135,7 +135,7 @@ class _Run:
         self._is_done = threading.Condition(self._lock)
         self._is_stopped = self._has_ended = False
         self._pid = os.getpid()
-        self._threads: list[tuple[threading.Thread, _Lane]] = []
+        self._threads: list[threading.Thread] = []
         self._processes: list[StageProcess] = []
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class _Run:
                     name=f"datapipe-{lane.stage.name}-{number}",
                     daemon=True,
                 )
-                self._threads.append((thread, lane))
+                self._threads.append(thread)
                 thread.start()
 
     def stop(self) -> None:
@@ -168,14 +168,14 @@ class _Run:
                 lane.has_room.notify_all()
         for process in self._processes:
             process.close()
-        if any(thread is threading.current_thread() for thread, _ in self._threads):
+        if threading.current_thread() in self._threads:
             return  # the garbage collector dropped the iterator in a worker
         ends_at = time.monotonic() + self._pipeline.watchdog_s
-        for thread, lane in self._threads:
-            if not self._is_overdue(lane, thread.name):
+        for thread in self._threads:
+            if not any(self._is_overdue(lane, thread.name) for lane in self._lanes):
                 thread.join(max(0.0, ends_at - time.monotonic()))
             if thread.is_alive():
-                logger.warning("a thread is left behind: %s", self._at_work(lane, thread.name))
+                logger.warning("a thread is left behind: %s", self._at_work(thread.name))
 
     def results(self, items: Iterator[tuple[object, Any]]) -> Iterator[Any]:
         drawn = handed_out = 0
@@ -227,27 +227,34 @@ class _Run:
 
     def _work(self, place: int, process: StageProcess | None) -> None:
         lane, worker = self._lanes[place], threading.current_thread().name
-        call: Callable[[str, Any], Any] = process or (lambda key, value: lane.stage.function(value))
-        samples = lane.stage.samples
-        following = self._lanes[place + 1] if place + 1 < len(self._lanes) else None
         while (task := self._take(lane, worker)) is not None:
-            try:
-                if samples is None:
-                    task.value = call(str(task.key), task.value)
-                else:
-                    self._each_sample(samples, call, task.value, lane.busy[worker])
-            except BaseException as error:  # raised again by the consumer
-                task.error = error
-            self._pass_on(lane, following, worker, task)
+            at: int | None = place
+            while at is not None:
+                self._do(self._lanes[at], worker, process if at == place else None, task)
+                at = self._pass_on(at, worker, task)
             del task  # an idle worker keeps no item alive
 
-    def _each_sample(self, samples: Samples, call: Callable[[str, Any], Any], item: Any, busy: _Busy) -> None:
+    def _do(self, lane: _Lane, worker: str, process: StageProcess | None, task: _Task) -> None:
+        samples, function = lane.stage.samples, lane.stage.function
+        try:
+            if samples is not None:
+                self._each_sample(samples, process or function, task.value, lane.busy[worker])
+            elif process is not None:
+                task.value = process(str(task.key), task.value)
+            else:
+                task.value = function(task.value)
+        except BaseException as error:  # raised again by the consumer
+            task.error = error
+
+    def _each_sample(self, samples: Samples, call: Callable[..., Any], item: Any, busy: _Busy) -> None:
+        is_sent = isinstance(call, StageProcess)
         for index in samples.indices(item):
             if self._is_stopped:
                 return
             busy.sample_began = time.monotonic()
             try:
-                result = call(str(samples.key(item, index)), samples.take(item, index))
+                sample = samples.take(item, index)
+                result = call(str(samples.key(item, index)), sample) if is_sent else call(sample)
                 samples.put(item, index, result)
             except Exception as error:  # whoever made the items counts it
                 samples.drop(item, index, error)
@@ -267,7 +274,10 @@ class _Run:
             lane.has_room.notify()
             return task
 
-    def _pass_on(self, lane: _Lane, following: _Lane | None, worker: str, task: _Task) -> None:
+    def _pass_on(self, place: int, worker: str, task: _Task) -> int | None:
+        """Hand a task on; the place of the stage that its worker goes on with, None where there is none."""
+        lane = self._lanes[place]
+        following = self._lanes[place + 1] if place + 1 < len(self._lanes) else None
         with self._lock:
             began = lane.busy.pop(worker).began
             now = time.monotonic()
@@ -279,12 +289,16 @@ class _Run:
                 self._done[task.number] = task
                 if task.number == self._wanted:
                     self._is_done.notify()
+            elif following.stage.concurrency == 0:
+                following.busy[worker] = _Busy(task, now, now)
+                return place + 1
             else:
                 while len(following.waiting) >= following.stage.queue_size and not self._is_stopped:
                     following.has_room.wait()
                 lane.counters.blocked_s += time.monotonic() - now
                 following.waiting.append(task)
                 following.has_work.notify()
+        return None
 
     def _settle_failure(self, lane: _Lane, task: _Task) -> None:
         """Leave a failed item out, or raise what it failed with."""
@@ -319,26 +333,28 @@ class _Run:
         return limit is not None and at is not None and time.monotonic() - at.sample_began > limit
 
     def _raise_overdue(self) -> None:
-        for thread, lane in self._threads:
-            if lane.stage.executor == "thread" and self._is_overdue(lane, thread.name):
-                raise StageError(
-                    f"{self._at_work(lane, thread.name)}, timeout_s is {lane.stage.timeout_s:g}; a thread "
-                    f"cannot be ended: use executor='process' where items may hang, or allow more time"
-                )
+        for lane in self._lanes:
+            for worker in lane.busy:
+                if lane.stage.executor == "thread" and self._is_overdue(lane, worker):
+                    raise StageError(
+                        f"{self._at_work(worker)}, timeout_s is {lane.stage.timeout_s:g}; a thread "
+                        f"cannot be ended: use executor='process' where items may hang, or allow more time"
+                    )
 
     def _whereabouts(self, number: int) -> str:
         for lane in self._lanes:
             for worker, busy in lane.busy.items():
                 if busy.task.number == number:
-                    return self._at_work(lane, worker)
-        others = [self._at_work(lane, worker) for lane in self._lanes for worker in lane.busy]
+                    return self._at_work(worker)
+        others = [self._at_work(worker) for lane in self._lanes for worker in lane.busy]
         return "; ".join(others) or "nothing is at work"
 
-    def _at_work(self, lane: _Lane, worker: str) -> str:
-        at = lane.busy.get(worker)
-        if at is None:
-            return f"stage {lane.stage.name!r}, worker {worker} is idle"
-        return (
-            f"stage {lane.stage.name!r}, worker {worker} is at sample '{at.task.key}' for "
-            f"{time.monotonic() - at.sample_began:.3g} s"
-        )
+    def _at_work(self, worker: str) -> str:
+        for lane in self._lanes:
+            at = lane.busy.get(worker)
+            if at is not None:
+                return (
+                    f"stage {lane.stage.name!r}, worker {worker} is at sample '{at.task.key}' for "
+                    f"{time.monotonic() - at.sample_began:.3g} s"
+                )
+        return f"worker {worker} is idle"

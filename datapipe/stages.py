@@ -47,7 +47,7 @@ class Samples(Protocol):
 class StageOptions:
     """How a stage of a loader runs, where it is not to run as the loader would have it."""
 
-    concurrency: int | None = None  # workers; None: as many as the loader has threads
+    concurrency: int | None = None  # workers, see Stage; None: as the loader would have it
     queue_size: int | None = None  # items that may wait for the stage; None: all that are under way
     executor: Executor = "thread"
     max_failures: int = 0  # bad samples of an epoch that are left out; one more is an error with all of them
@@ -64,7 +64,7 @@ class Stage:
 
     name: str
     function: Callable[[Any], Any]
-    concurrency: int = 1  # workers, each at one item
+    concurrency: int = 1  # workers, each at one item; 0: the worker of the stage before goes on with it
     queue_size: int = 2  # items that may wait for this stage; when they do, the stage before it waits
     executor: Executor = "thread"
     max_failures: int = 0  # failed items of a run that are left out; one more raises its error
@@ -72,7 +72,8 @@ class Stage:
     samples: Samples | None = None  # how to take items apart; None gives whole items to the function
 
     def __post_init__(self) -> None:
-        for name, least in (("concurrency", 1), ("queue_size", 1), ("max_failures", 0)):
+        least_concurrency = 0 if self.executor == "thread" else 1
+        for name, least in (("concurrency", least_concurrency), ("queue_size", 1), ("max_failures", 0)):
             value = getattr(self, name)
             if value < least:
                 raise StageError(f"stage {self.name!r}: {name} is {value}, wanted {least} or more")
@@ -92,9 +93,12 @@ class Stage:
         unit = "an item" if self.samples is None else "a sample"
         limit = "" if self.timeout_s is None else f", {self.timeout_s:g} s {unit} at most"
         workers = self.executor if self.concurrency == 1 else _PLURAL[self.executor]
+        place = f"{self.concurrency} {workers}, queue of {self.queue_size}"
+        if self.concurrency == 0:
+            place = "in the worker of the stage before"
         return (
-            f"{self.name}: {_function_name(self.function)}, {self.concurrency} {workers}, "
-            f"queue of {self.queue_size}, {self.max_failures} failures allowed{limit}"
+            f"{self.name}: {_function_name(self.function)}, {place}, "
+            f"{self.max_failures} failures allowed{limit}"
         )
 
 
@@ -110,6 +114,8 @@ class Pipeline:
         names = [stage.name for stage in self.stages]
         if not names or len(set(names)) != len(names):
             raise StageError(f"the stages are named {names}, wanted one or more, each with its own name")
+        if self.stages[0].concurrency == 0:
+            raise StageError(f"stage {names[0]!r}: concurrency is 0, wanted 1 or more for the first stage")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise StageError(f"max_in_flight is {self.max_in_flight}, wanted 1 or more, or None")
 
@@ -118,7 +124,7 @@ class Pipeline:
         """Most items that are drawn and not yet handed out."""
         if self.max_in_flight is not None:
             return self.max_in_flight
-        return sum(stage.concurrency + stage.queue_size for stage in self.stages)
+        return sum(stage.concurrency + stage.queue_size for stage in self.stages if stage.concurrency)
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.stages), f"at most {self.capacity} items in flight"])

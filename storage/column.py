@@ -84,7 +84,7 @@ class TensorColumn:
         # First the map, which compares the file: one that was truncated meanwhile must not be looked at.
         view = shard.private(start, stop)
         shard.check(slice(start, stop), self._store.policy)
-        self._store.counters.bytes_read += (stop - start) * self._spec.row_bytes
+        self._store.counters.bytes_read += (stop - start) * self._row_bytes
         return view
 
     def row(self, row: int) -> np.ndarray:
@@ -153,7 +153,7 @@ class TensorColumn:
             shard = self._shard(part)
             shard.check(wanted, self._store.policy)
             copy_rows(shard.array, wanted, out, mine if places is None else places[mine])
-        num_bytes = num_rows * self._spec.row_bytes
+        num_bytes = num_rows * self._row_bytes
         self._store.counters.bytes_read += num_bytes
         self._store.counters.bytes_copied += num_bytes
         return out

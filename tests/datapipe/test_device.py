@@ -98,7 +98,7 @@ def test_all_tensors_of_a_batch_go_and_keep_their_places() -> None:
     draft = Draft(rows=np.array([3, 4]), size=None, seed=0, epoch=0, ring=BufferRing(num_kept=1))
     draft.batch = Batch(
         rows=draft.rows,
-        keys=["a", "b"],
+        read_keys=["a", "b"].copy,
         images=torch.full((2, 3), 1.0),
         tensors={"codes": torch.full((2, 4), 2), "clips": torch.full((2,), 3)},
         columns={"caption": ["x", "y"]},

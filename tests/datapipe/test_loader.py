@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import io
 import itertools
 import json
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -81,6 +84,22 @@ def test_a_batch_holds_what_the_store_holds(view: View) -> None:
             assert batch.columns["number"][position] == (index if index % 2 else None)
             wanted = torch.from_numpy(picture(index)).permute(2, 0, 1).float() / 127.5 - 1
             torch.testing.assert_close(batch.images[position], wanted, atol=1e-6, rtol=0)
+
+
+def test_keys_are_read_when_they_are_asked_for(view: View) -> None:
+    (batch,) = Loader(view, batch_size=40, image=None, tensors=["codes"])
+    assert "keys" not in vars(batch)
+    wanted = [f"{codes[0]:03d}" for codes in batch.tensors["codes"].tolist()]
+    batch.rows[:] = 0  # the caller's to write to
+    copied = copy.copy(batch)
+    assert batch.keys == copied.keys == wanted
+    assert copied.read_keys() == wanted and copied.read_keys() is not batch.keys
+
+
+def test_a_loader_does_without_pillow_until_a_picture_needs_it() -> None:
+    code = "import sys, datapipe.loader; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert {"PIL", "pandas", "duckdb"} & set(run.stdout.split()) == set()
 
 
 def test_other_sizes_are_resized_antialiased(view: View) -> None:

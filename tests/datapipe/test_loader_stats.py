@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,4 +58,5 @@ def test_the_bottleneck_is_the_busiest_stage_or_the_caller() -> None:
     waiting = LoaderStats(**facts, wait_s=6.0, stages=stages)  # type: ignore[arg-type]
     assert (waiting.bottleneck, waiting.samples_per_s, waiting.wait_fraction) == ("decode", 5.0, 0.6)
     assert stages[1].busy_fraction == 0.7
+    assert replace(stages[1], workers=0).busy_fraction == 0
     assert LoaderStats(**facts, wait_s=0.4, stages=stages).bottleneck == "caller"  # type: ignore[arg-type]

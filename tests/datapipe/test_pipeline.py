@@ -57,6 +57,42 @@ def test_results_come_in_order(concurrency: int, queue_size: int) -> None:
     assert no_worker_is_left()
 
 
+def test_a_stage_without_workers_is_done_by_those_of_the_stage_before() -> None:
+    workers: set[str] = set()
+
+    def fail_at_four(value: int) -> int:
+        workers.add(threading.current_thread().name)
+        if value == 4:
+            raise ValueError("four is bad")
+        return 10 * value
+
+    follow = Stage(name="follow", function=fail_at_four, concurrency=0, max_failures=1)
+    pipeline = Pipeline(
+        stages=(
+            Stage(name="work", function=uneven, concurrency=2),
+            follow,
+            Stage(name="last", function=uneven),
+        )
+    )
+    assert str(follow).endswith(", in the worker of the stage before, 1 failures allowed")
+    assert pipeline.capacity == 2 + 2 + 1 + 2
+    counters = [StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in pipeline.stages]
+    wanted = [10 * value + 1 for value in range(1, 31) if value != 4]
+    assert list(run_pipeline(pipeline, numbers(30), counters=counters)) == wanted
+    assert workers <= {"datapipe-work-0", "datapipe-work-1"}
+    assert [(counted.num_items, counted.num_failed) for counted in counters] == [(30, 0), (30, 1), (29, 0)]
+    assert no_worker_is_left()
+
+
+def test_a_stage_without_workers_is_named_when_it_hangs() -> None:
+    gate = threading.Event()
+    hanging = Stage(name="follow", function=lambda value: gate.wait(60), concurrency=0, timeout_s=0.3)
+    pipeline = Pipeline(stages=(Stage(name="work", function=uneven), hanging))
+    with pytest.raises(StageError, match="stage 'follow', worker datapipe-work-0 is at sample 'n0' for"):
+        list(run_pipeline(pipeline, numbers(3)))
+    gate.set()
+
+
 def test_what_is_in_flight_is_bounded() -> None:
     drawn: list[int] = []
     pipeline = Pipeline(stages=(Stage(name="a", function=uneven, concurrency=2),), max_in_flight=3)

@@ -75,7 +75,7 @@ def _table(stats: LoaderStats) -> str:
         total = max(stage.busy_s + stage.idle_s + stage.blocked_s, 1e-9)
         lines.append(
             f"{stage.name:<10} {stage.workers:>7} {stage.items:>7} "
-            f"{1000 * stage.busy_s / max(1, stage.items):>8.2f} {stage.busy_s / total:>6.0%} "
+            f"{1000 * stage.busy_s / max(1, stage.items):>8.2f} {stage.busy_fraction:>6.0%} "
             f"{stage.idle_s / total:>6.0%} {stage.blocked_s / total:>7.0%} {stage.mean_queue:>6.1f}"
         )
     if stats.bad:
