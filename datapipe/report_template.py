@@ -13,21 +13,30 @@ PAGE: Final = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Ingest report: {{ report.store }}</title>
 <style>
-:root { color-scheme: light dark; --line: #8884; --bar: #4472c4; --bad: #c0392b; }
+:root { color-scheme: light dark; --line: #8884; --bar: #4472c4; --bad: light-dark(#b8323f, #ff8a80); }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .muted { opacity: .7; } .bad { color: var(--bad); font-weight: 600; }
-.cards, .charts, .pictures { display: flex; flex-wrap: wrap; gap: 1rem; }
-.card { border: 1px solid var(--line); border-radius: 6px; padding: .5rem 1rem; min-width: 7rem; }
+.cards, .charts, .pictures { display: grid; gap: 1rem; }
+.cards { grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); }
+.charts { grid-template-columns: repeat(auto-fill, minmax(min(240px, 40%), 1fr)); }
+.pictures { grid-template-columns: repeat(auto-fill, minmax(120px, 1fr)); }
+.card { border: 1px solid var(--line); border-radius: 6px; padding: .5rem 1rem; }
 .card b { display: block; font-size: 1.4rem; }
 table { border-collapse: collapse; width: 100%; }
 td, th { border-bottom: 1px solid var(--line); padding: .25rem .5rem; text-align: left; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
 code { overflow-wrap: anywhere; }
-figure { margin: 0; width: 240px; } .pictures figure { width: 120px; font-size: .75rem; }
+figure { margin: 0; } .pictures figure { font-size: .75rem; }
+.charts svg { display: block; max-width: 240px; }
 .pictures img { display: block; max-width: 112px; background: #8882; }
 figcaption { overflow-wrap: anywhere; }
 rect { fill: var(--bar); }
+@media (max-width: 640px) { /* examples stand below their reason */
+  table, tbody { display: block; } th:last-child { display: none; }
+  tr { display: grid; grid-template-columns: 1fr auto; border-bottom: 1px solid var(--line); }
+  td, th { border: 0; } td:last-child { grid-column: 1 / -1; }
+}
 </style>
 </head>
 <body>
@@ -58,7 +67,7 @@ over {{ "%.1f" | format(report.wall_s) }} s</div>
 {% if counts %}
 <h2>{{ title }}</h2>
 <table>
-<tr><th>reason</th><th>count</th><th>examples</th></tr>
+<tr><th>reason</th><th class="number">count</th><th>examples</th></tr>
 {% for reason, count in counts.items() %}
 <tr><td>{{ reason }}</td><td class="number">{{ count }}</td><td>
 {% for example in examples[reason] %}<div><code>{{ example.place }}</code>
@@ -83,12 +92,14 @@ over {{ "%.1f" | format(report.wall_s) }} s</div>
 <div class="charts">
 {% for chart in histograms %}
 <figure>
-<svg viewBox="0 0 240 62" role="img" aria-label="{{ chart.title }}">
+{% if chart.low < chart.high %}<svg viewBox="0 0 240 62" role="img" aria-label="{{ chart.title }}">
 {% for bar in chart.bars %}<rect x="{{ bar.x }}" y="{{ 60 - bar.height }}" width="{{ chart.width }}" \
 height="{{ bar.height }}"><title>{{ bar.count }}</title></rect>{% endfor %}
-</svg>
-<figcaption>{{ chart.title }}<br><span class="muted">{{ "%.4g" | format(chart.low) }} to
-{{ "%.4g" | format(chart.high) }}, median {{ "%.4g" | format(chart.median) }}</span></figcaption>
+</svg>{% endif %}
+<figcaption>{{ chart.title }}<br><span class="muted">{% if chart.low < chart.high %}\
+{{ "%.4g" | format(chart.low) }} to
+{{ "%.4g" | format(chart.high) }}, median {{ "%.4g" | format(chart.median) }}\
+{% else %}always {{ "%.4g" | format(chart.low) }}{% endif %}</span></figcaption>
 </figure>
 {% endfor %}
 </div>

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datapipe import ClipField
-from recipes.worlds.motion import CLIP_FPS, DURATION_S, motion_captions, write_motion
+from recipes.worlds.motion import CLIP_FPS, DURATION_S, MAX_HELD_OUT, motion_captions, write_motion
 from recipes.worlds.motion_judge import MotionJudge, MotionReward
 from unirl.cli import main
+from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizerConfig
 from unirl.trainer.recipe import Recipe, SupervisedTraining, TokenizerTraining
 from unirl.trainer.stages import RunSettings, Stage
@@ -38,6 +39,15 @@ class MotionData:
     num_held_out: int = 12
     num_sft_motions: int = 16
     """The warm-up sees few motions and RL many: that is what there is to learn from a reward."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_held_out <= MAX_HELD_OUT:
+            raise ConfigError(f"num_held_out is {self.num_held_out}, wanted 0 to {MAX_HELD_OUT}")
+        most = len(motion_captions()) - self.num_held_out
+        if not 1 <= self.num_sft_motions <= most:
+            raise ConfigError(
+                f"num_sft_motions is {self.num_sft_motions}, wanted 1 to the {most} that are not held out"
+            )
 
     def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:
         """Write the files, unless they are there, and return the folders."""

@@ -147,21 +147,12 @@ def _value(config: Any, children: dict[str, tuple[str, int | None]], assignment:
 
 
 def _parse(value: str, hint: Any) -> Any:
-    if isinstance(hint, types.UnionType):
-        if value.lower() == "none":
-            return None
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
-        try:
-            return _parse(value, hint)
-        except ConfigError as error:
-            raise ConfigError(f"{error} or none") from None
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return _parse_union(value, typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return tuple(_parse(part.strip(), typing.get_args(hint)[0]) for part in value.split(","))
     if typing.get_origin(hint) is typing.Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            raise ConfigError(f"found {value!r}, wanted {' or '.join(choices)}")
-        return value
+        return _parse_choice(value, typing.get_args(hint))
     if hint is bool and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if hint in (int, float, str):
@@ -173,3 +164,22 @@ def _parse(value: str, hint: Any) -> Any:
             if hint is not float or math.isfinite(number):
                 return number
     raise ConfigError(f"found {value!r}, wanted {WANTED.get(hint, getattr(hint, '__name__', str(hint)))}")
+
+
+def _parse_union(value: str, members: Sequence[Any]) -> Any:
+    """Read a value of one kind or none, or one out of several lists of choices."""
+    kinds = [member for member in members if member is not type(None)]
+    if len(kinds) == len(members) and all(typing.get_origin(kind) is typing.Literal for kind in kinds):
+        return _parse_choice(value, [choice for kind in kinds for choice in typing.get_args(kind)])
+    if value.lower() == "none":
+        return None
+    try:
+        return _parse(value, kinds[0])
+    except ConfigError as error:
+        raise ConfigError(f"{error} or none") from None
+
+
+def _parse_choice(value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ConfigError(f"found {value!r}, wanted {' or '.join(choices)}")
+    return value

@@ -110,6 +110,8 @@ def _open_hf(folder: SourcePath, fields: FieldMap, key_prefix: str | None) -> It
 
 
 def _expand(spec: str) -> list[SourcePath]:
+    if not spec.strip():
+        raise SourceError("the name of a source is empty; name a folder, a tar or a table; . is this folder")
     if not is_url(spec) and Path(spec).exists():
         return [Path(spec)]
     try:

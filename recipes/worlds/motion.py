@@ -23,6 +23,7 @@ from unirl.errors import ConfigError
 __all__ = [
     "CLIP_FPS",
     "DURATION_S",
+    "MAX_HELD_OUT",
     "MAX_SHIFT",
     "Motion",
     "MotionFiles",
@@ -42,6 +43,8 @@ CLIP_FPS = 3
 """Frames a second that a clip is read with."""
 REACH = 8
 """Pixels from the middle of the paper at which a path begins and ends."""
+MAX_HELD_OUT = 24
+"""Motions, of 48, that can be held out."""
 MAX_SHIFT = 3
 """Largest distance of a path from the middle of the paper, pixels, each way."""
 PAPER_SHADES = 6
@@ -90,10 +93,10 @@ def choose_held_out(seed: int, *, count: int = 12) -> tuple[Motion, ...]:
     """Choose motions to hold out, so that each colour, shape and heading is taken almost equally often.
 
     Raises:
-        ConfigError: If the count is outside 0..24.
+        ConfigError: If the count is outside 0..MAX_HELD_OUT.
     """
-    if not 0 <= count <= 24:
-        raise ConfigError(f"count: found {count}, wanted 0 to 24 held-out motions of 48")
+    if not 0 <= count <= MAX_HELD_OUT:
+        raise ConfigError(f"count: found {count}, wanted 0 to {MAX_HELD_OUT} held-out motions of 48")
     rng = np.random.default_rng([seed, 0])
     while True:
         dealt = [

@@ -8,12 +8,14 @@ import pytest
 from unirl.config import nearest, replace_settings
 from unirl.errors import ConfigError
 
+Direction = Literal["text", "image"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     name: str
     steps: int = 10
-    direction: Literal["text", "image"] = "text"
+    direction: Direction | Literal["both"] = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,12 @@ def test_plain_and_nested_fields() -> None:
 def test_parts_of_a_tuple_go_by_name_and_keep_their_order() -> None:
     run = replace_settings(RUN, ["two.steps=7", "one.direction=image"])
     assert run.parts == (Part(name="one", direction="image"), Part(name="two", steps=7))
+
+
+def test_choices_of_two_lists_are_one_list() -> None:
+    assert replace_settings(RUN, ["one.direction=both"]).parts[0].direction == "both"
+    with pytest.raises(ConfigError, match="found 'none', wanted text or image or both"):
+        replace_settings(RUN, ["one.direction=none"])
 
 
 def test_the_last_of_two_values_counts() -> None:

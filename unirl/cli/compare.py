@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import AsJson
+from unirl.cli.output import AsJson, require_suffix
 
 if TYPE_CHECKING:
     from unirl.explore import Scores
 
 __all__ = ["compare"]
+
+FIGURE_SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 
 def compare(
@@ -42,6 +44,7 @@ def compare(
         raise typer.BadParameter(f"{', '.join(map(str, runs))}: a run stands twice")
     if kind not in ("eval", "train"):
         raise typer.BadParameter(f"--kind {kind!r}: wanted eval or train")
+    require_suffix("--figure", figure, FIGURE_SUFFIXES)
     from unirl.explore import Scores, compared
 
     differing = _differing(runs)

@@ -9,7 +9,10 @@ from typing import Final
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["draw_sheet", "write_sheet"]
+__all__ = ["SHEET_SUFFIXES", "draw_sheet", "write_sheet"]
+
+SHEET_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
+"""Formats of a sheet."""
 
 GAP: Final = 8
 LINE_HEIGHT: Final = 14

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ __all__ = [
     "counted",
     "progress_bar",
     "require_http",
+    "require_suffix",
     "tell",
     "two_columns",
 ]
@@ -47,6 +49,13 @@ def require_http(urls: Iterable[str]) -> None:
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"--endpoint {url}: wanted a URL such as http://127.0.0.1:8000/v1")
+
+
+def require_suffix(option: str, path: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuse a file whose name does not say a format that can be written, before the work for it."""
+    if path is not None and path.suffix.lower() not in suffixes:
+        names = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+        raise typer.BadParameter(f"{option} {path}: wanted a name that ends in {names}")
 
 
 def counted(number: int, noun: str) -> str:

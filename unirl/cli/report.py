@@ -30,6 +30,8 @@ def report(
     Example: unirl report runs/demo
     Example: unirl report runs/demo --serve
     """
+    if port and not serve:
+        raise typer.BadParameter("--port is for --serve; add --serve to show the page at that port")
     from unirl.explore import write_report
     from unirl.explore.report_server import ReportServer
 

@@ -29,7 +29,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; loopback unless you say otherwise.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, help="0 takes a free one.")] = 8011,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8011,
     engine: Annotated[Engine, typer.Option(help="What runs the model.")] = Engine.transformers,
     max_batch: Annotated[int, typer.Option(min=1, help="Requests answered together.")] = 64,
     max_tokens: Annotated[int, typer.Option(min=0, help="Longest request; 0: the model's own limit.")] = 0,

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,8 +23,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; others reach anything but loopback.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, help="0 takes a free one.")] = 8300,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8300,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="What the engine computes in.")
+    ] = "float32",
     cache_bytes: Annotated[int, typer.Option(min=1, help="Memory for keys and values, on a CPU.")] = 256
     << 20,
     weight_transfer: Annotated[

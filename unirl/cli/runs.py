@@ -158,7 +158,8 @@ def _require_run_folder(place: Path) -> None:
 def _lines(settings: Path | None) -> list[str]:
     """The assignments of a file; empty lines and those that begin with # say nothing."""
     if settings is not None and not settings.is_file():
-        raise typer.BadParameter(f"--settings {settings}: there is no such file")
+        wrong = "a folder, wanted a file of settings" if settings.is_dir() else "there is no such file"
+        raise typer.BadParameter(f"--settings {settings}: {wrong}")
     text = "" if settings is None else settings.read_text(encoding="utf-8")
     lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import AsJson, counted, progress_bar, require_http
+from unirl.cli.output import AsJson, counted, progress_bar, require_http, require_suffix
 from unirl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,8 +70,10 @@ def score(
     """
     if (reward is None) == (not endpoint):
         raise typer.BadParameter("name one of --reward FOLDER and --endpoint URL")
-    if out is not None and out.suffix not in OUT_SUFFIXES:
-        raise typer.BadParameter(f"--out {out}: wanted a name that ends in {', '.join(OUT_SUFFIXES)}")
+    from unirl.cli.contact_sheet import SHEET_SUFFIXES
+
+    require_suffix("--out", out, OUT_SUFFIXES)
+    require_suffix("--sheet", sheet, SHEET_SUFFIXES)
     require_http(endpoint or [])
     if endpoint and question is None:
         raise typer.BadParameter('with --endpoint say what to ask: --question "does this show {caption} ?"')
@@ -218,9 +220,10 @@ def _write(table: pa.Table, out: Path) -> None:
     import pyarrow.parquet
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix == ".parquet":
+    suffix = out.suffix.lower()
+    if suffix == ".parquet":
         pyarrow.parquet.write_table(table, out)
-    elif out.suffix == ".csv":
+    elif suffix == ".csv":
         pyarrow.csv.write_csv(table, out)
     else:
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist())

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from unirl.cli.half_blocks import as_half_blocks, as_letters, fitted_size
-from unirl.cli.output import AsJson, StorePath, counted, two_columns
+from unirl.cli.output import AsJson, StorePath, counted, require_suffix, two_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,8 +55,9 @@ def show(
         raise typer.BadParameter("name a KEY to see one picture, or --sheet FILE.png for many")
     if sheet is None and (where is not None or order_by is not None):
         raise typer.BadParameter("--where and --order-by are for a --sheet; add --sheet FILE.png")
-    if sheet is not None and sheet.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
-        raise typer.BadParameter(f"--sheet {sheet}: wanted a name that ends in .png, .jpg or .webp")
+    from unirl.cli.contact_sheet import SHEET_SUFFIXES
+
+    require_suffix("--sheet", sheet, SHEET_SUFFIXES)
     from storage import FeatureStore
 
     opened = FeatureStore.open(store)

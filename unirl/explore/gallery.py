@@ -14,7 +14,7 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 from PIL import Image
 
-from storage import StorageError
+from storage import FeatureStore, StorageError
 from unirl.errors import ConfigError
 from unirl.explore.condition import quote_text
 from unirl.explore.plots import GRID, INK
@@ -24,6 +24,12 @@ __all__ = ["Card", "cards", "contact_sheet", "samples_over_time"]
 
 _THUMBNAIL = 192
 """Longest side of an embedded picture, in pixels; smaller pictures keep their own pixels."""
+_FRAMES = "frames"
+"""Column of the data store that holds the frames of a clip, uint8 (F, H, W, 3)."""
+_NUM_FRAMES = 4
+"""Most frames of a strip, the first and the last of the clip among them."""
+_FRAME_GAP = 1
+"""Pixels between two frames of a strip."""
 _VERDICTS = {1.0: ("#1e7f57", " · judge: yes"), 0.0: ("#b8323f", " · judge: no")}
 
 
@@ -48,7 +54,7 @@ class Card:
     judge: float
     """1 accepted, 0 rejected, NaN not judged."""
     picture: str
-    """Data URI, or "" where the picture cannot be read."""
+    """Data URI, or "" where the picture cannot be read. A clip is a strip of frames."""
 
 
 def samples_over_time(scores: Scores, *, kind: str, num_steps: int = 6, per_step: int = 6) -> pa.Table:
@@ -90,8 +96,16 @@ def samples_over_time(scores: Scores, *, kind: str, num_steps: int = 6, per_step
         ORDER BY step, stage, direction, prompt_key""")
 
 
-def cards(scores: Scores, table: pa.Table) -> list[Card]:
-    """Turn rows of a table, as `Scores.best` or `samples_over_time` return them, into cards with pictures."""
+def cards(scores: Scores, table: pa.Table, *, data: FeatureStore | None = None) -> list[Card]:
+    """Turn rows of a table, as `Scores.best` or `samples_over_time` return them, into cards with pictures.
+
+    Args:
+        scores: Where the pictures are.
+        table: Rows of samples.
+        data: Store that the prompts came from. Where it has frames of clips, what was written about a clip
+            stands below a strip of them, instead of below the last.
+    """
+    clips = data if data is not None and _FRAMES in data.tensor_columns else None
     made = []
     for row in table.to_pylist():
         drew = row["direction"] == "image"
@@ -111,7 +125,10 @@ def cards(scores: Scores, table: pa.Table) -> list[Card]:
                     (name.removeprefix("reward/"), _float(row.get(name))) for name in scores.components
                 ),
                 judge=_float(row.get("judge")),
-                picture=_data_uri(scores, row["key"]),
+                picture=_data_uri(
+                    (None if drew or clips is None else _strip(clips, str(row.get("prompt_key") or "")))
+                    or _picture(scores, row["key"])
+                ),
             )
         )
     return made
@@ -158,6 +175,18 @@ def _picture(scores: Scores, key: str) -> Image.Image | None:
         return None
 
 
+def _strip(data: FeatureStore, prompt: str) -> Image.Image | None:
+    """Frames of a prompt's clip from left to right, or None where they are missing or damaged."""
+    try:
+        frames = data.tensor(_FRAMES).row(data.row(prompt))
+    except StorageError:
+        return None
+    frames = frames[np.linspace(0, len(frames) - 1, min(len(frames), _NUM_FRAMES)).round().astype(int)]
+    gap = ((0, 0), (0, 0), (0, _FRAME_GAP), (0, 0))
+    spaced = np.concatenate(np.pad(frames, gap, constant_values=255), axis=1)
+    return Image.fromarray(spaced[:, :-_FRAME_GAP])
+
+
 def _words(row: dict[str, Any]) -> str:
     if row["direction"] == "image":
         lines = [f"asked: {row.get('prompt') or ''}"]
@@ -168,8 +197,7 @@ def _words(row: dict[str, Any]) -> str:
     return "\n".join(textwrap.shorten(line, 38, placeholder="…") for line in lines)
 
 
-def _data_uri(scores: Scores, key: str) -> str:
-    picture = _picture(scores, key)
+def _data_uri(picture: Image.Image | None) -> str:
     if picture is None:
         return ""
     buffer = io.BytesIO()

@@ -83,7 +83,7 @@ def render_report(run: Run, *, others: Sequence[Run] = (), live_version: str = "
     names = ["gallery_filter.html.j2"] + (["live.html.j2"] if live_version else [])
     scripts = [environment.get_template(name).render(version=live_version) for name in names]
     notes = list(run.notes)
-    scored = _scored(run.scores, notes)
+    scored = _scored(run, notes)
     return environment.get_template("report.html.j2").render(
         run=run,
         notes=notes,
@@ -132,15 +132,16 @@ def _curves(run: Run, others: Sequence[Run]) -> Iterable[Figure]:
             yield plots.metric_curves(run, prefix, labels=_MODALITIES, title=title)
 
 
-def _scored(scores: Scores | None, notes: list[str]) -> dict[str, list[Any]]:
+def _scored(run: Run, notes: list[str]) -> dict[str, list[Any]]:
     """The sections that come from the experience store; empty where there is none or it is damaged."""
+    scores = run.scores
     if scores is not None:
         try:
             return {
                 "components": _svgs(_components(scores)),
                 "agreement": _agreement(scores),
-                "galleries": _galleries(scores),
-                "disputed": _disputed(scores),
+                "galleries": _galleries(scores, run.data),
+                "disputed": _disputed(scores, run.data),
             }
         except StorageError as error:
             notes.append(f"The experience cannot be read, so there are no galleries: {error}.")
@@ -183,11 +184,11 @@ def _agreement(scores: Scores) -> list[dict[str, Any]]:
     return [row for row in rows if row["second"] == "judge" and row["first"] in shown]
 
 
-def _galleries(scores: Scores) -> list[tuple[str, str, int, list[Card]]]:
+def _galleries(scores: Scores, data: FeatureStore | None) -> list[tuple[str, str, int, list[Card]]]:
     """Cards grouped by kind, stage and step, evaluations first."""
     groups: dict[tuple[str, str, int], list[Card]] = {}
     for kind in ("eval", "train"):
-        for card in cards(scores, samples_over_time(scores, kind=kind)):
+        for card in cards(scores, samples_over_time(scores, kind=kind), data=data):
             groups.setdefault((card.kind, card.stage, card.step), []).append(card)
     return [(kind, stage, step, found) for (kind, stage, step), found in groups.items()]
 
@@ -198,7 +199,7 @@ def _prompts(galleries: Iterable[tuple[str, str, int, list[Card]]]) -> list[tupl
     return sorted(words.items(), key=lambda item: (item[1], item[0]))
 
 
-def _disputed(scores: Scores, n: int = 6) -> list[tuple[str, list[Card]]]:
+def _disputed(scores: Scores, data: FeatureStore | None, n: int = 6) -> list[tuple[str, list[Card]]]:
     """Samples on which reward and judge differ most: the first places to look for a flaw of either."""
     if "judge" not in scores.columns:
         return []
@@ -206,7 +207,7 @@ def _disputed(scores: Scores, n: int = 6) -> list[tuple[str, list[Card]]]:
         ("Rewarded most among those that the judge rejects", scores.where("judge = 0").best(n)),
         ("Rewarded least among those that the judge accepts", scores.where("judge = 1").worst(n)),
     )
-    return [(title, cards(scores, table)) for title, table in found if table.num_rows]
+    return [(title, cards(scores, table, data=data)) for title, table in found if table.num_rows]
 
 
 def _last_metrics(run: Run) -> list[tuple[str, list[float]]]:

@@ -20,7 +20,7 @@ from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer, pixels_from_uint8
 from unirl.trainer.prompts import CODES_COLUMN, CONTEXT_COLUMN, FRAMES_COLUMN
 
-__all__ = ["add_frames", "encode_frames", "frame_batches"]
+__all__ = ["add_frames", "encode_frames", "frame_batches", "require_frames"]
 
 ROWS_AT_A_TIME = 64
 
@@ -46,10 +46,7 @@ def add_frames(store: FeatureStore, clip: ClipField, *, image_size: int) -> Feat
             f"{store.url}: {num_others} of {len(store)} rows are no videos, and the recipe reads clips; "
             "leave them out at ingest, or set clip to none"
         )
-    if clip.num_frames < 2:
-        raise ConfigError(
-            f"a clip of {clip.length_s} s at {clip.fps} frames a second is one picture; raise one of them"
-        )
+    require_frames(clip)
     if _has(store, FRAMES_COLUMN):
         return store
     size = (image_size, image_size)
@@ -67,6 +64,18 @@ def add_frames(store: FeatureStore, clip: ClipField, *, image_size: int) -> Feat
         message=f"{clip.num_frames} frames at {clip.fps} a second",
     )
     return store.refresh()
+
+
+def require_frames(clip: ClipField) -> None:
+    """Refuse a clip that does not show a motion.
+
+    Raises:
+        ConfigError: If it has one frame only.
+    """
+    if clip.num_frames < 2:
+        raise ConfigError(
+            f"a clip of {clip.length_s} s at {clip.fps} frames a second is one picture; raise one of them"
+        )
 
 
 def encode_frames(store: FeatureStore, tokenizer: ImageTokenizer) -> None:

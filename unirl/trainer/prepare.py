@@ -14,7 +14,7 @@ from datapipe import ingest
 from storage import FeatureStore
 from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizer
-from unirl.trainer.clips import add_frames
+from unirl.trainer.clips import add_frames, require_frames
 from unirl.trainer.clone import HasStore, clone_store
 from unirl.trainer.model_training import encode_pictures, train_policy, train_reward, train_tokenizer
 from unirl.trainer.recipe import Data, Recipe, is_made, model_path
@@ -27,10 +27,11 @@ log = logging.getLogger("unirl.trainer.prepare")
 
 
 def require_sources(recipe: Recipe) -> None:
-    """Refuse a recipe that names a store or a model that is not there, before a run is recorded.
+    """Refuse a recipe that names a store or a model that is not there, or a clip without motion, before a run
+    is recorded.
 
     Raises:
-        ConfigError: With everything that is missing.
+        ConfigError: With all models that are missing, or what is wrong with the clip.
         StorageError: If there is no store.
     """
     named = {
@@ -45,6 +46,8 @@ def require_sources(recipe: Recipe) -> None:
     ]
     if wrong:
         raise ConfigError("\n".join(wrong))
+    if recipe.clip is not None:
+        require_frames(recipe.clip)
     if isinstance(recipe.data, HasStore):
         FeatureStore.open(recipe.data.store_path())
 

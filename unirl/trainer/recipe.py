@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from datapipe import ClipField
+from unirl.errors import ConfigError
 from unirl.policies.image_tokenizer import ImageTokenizerConfig
 from unirl.policies.token_lm import PolicyConfig
 from unirl.rewards import VlmConfig
@@ -45,6 +46,19 @@ class Data(Protocol):
         ...
 
 
+def _require_training(steps: int, batch_size: int, learning_rate: float) -> None:
+    """Refuse numbers with which nothing is trained, all at once."""
+    wrong = [
+        f"{name} is {value}, wanted 1 or more"
+        for name, value in (("steps", steps), ("batch_size", batch_size))
+        if value < 1
+    ]
+    if not learning_rate > 0:
+        wrong.append(f"learning_rate is {learning_rate}, wanted a number above 0")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerTraining:
     """How the image tokenizer is trained."""
@@ -55,6 +69,9 @@ class TokenizerTraining:
     learning_rate: float = 3e-3
     model: str | None = None
     """Folder of an image tokenizer to take instead of training one."""
+
+    def __post_init__(self) -> None:
+        _require_training(self.steps, self.batch_size, self.learning_rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +89,12 @@ class SupervisedTraining:
     model: str | None = None
     """Folder of a policy to take instead of warming one up; its codes are those of the run's tokenizer."""
 
+    def __post_init__(self) -> None:
+        _require_training(self.steps, self.batch_size, self.learning_rate)
+        for name in ("text_fraction", "unconditional_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, wanted 0 to 1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTraining:
@@ -83,6 +106,9 @@ class RewardTraining:
     learning_rate: float = 5e-3
     model: str | None = None
     """Folder of a reward model to take instead of training one, such as the next version of a run's own."""
+
+    def __post_init__(self) -> None:
+        _require_training(self.steps, self.batch_size, self.learning_rate)
 
 
 class Models(Protocol):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipes.motion import motion
 from recipes.own_data import own_data
 from recipes.shapes import shapes
 from storage import FeatureStore
@@ -50,11 +51,21 @@ COMMAND_LINES = {
     "ingest pictures new --engine rya": "'rya' is not one of 'local', 'ray'",
     "ingest pictures new --map caption": "--map 'caption': wanted OURS=THEIRS, such as caption=text",
     "export store out --format tfrecord": "'tfrecord' is not one of 'webdataset', 'parquet', 'hf'",
-    "show store --sheet sheet.pgn": "wanted a name that ends in .png, .jpg or .webp",
-    "score pictures --reward m --out scores.xls": "wanted a name that ends in .parquet, .csv, .jsonl",
+    "show store --sheet sheet.pgn": "wanted a name that ends in .png, .jpg, .jpeg or .webp",
+    "score pictures --reward m --out scores.xls": "wanted a name that ends in .parquet, .csv or .jsonl",
+    "score pictures --reward m --question q --sheet worst.txt": "--sheet worst.txt: wanted a name that ends",
+    "compare run other --figure curves.xyz": "--figure curves.xyz: wanted a name that ends in .png, .svg or",
+    "report run --port 8000": "--port is for --serve; add --serve",
+    "reward serve m --port 99999": "Invalid value for '--port'",
+    "rollout serve m --port 99999": "Invalid value for '--port'",
+    "rollout serve m --dtype float8": "'float8' is not one of 'float32', 'bfloat16', 'float16'",
+    "tag store v1 --snapshot x": "Invalid value for '--snapshot'",
+    "bench loader store --side -1": "Invalid value for '--side'",
+    "gc store --grace-hours -1": "Invalid value for '--grace-hours'",
     "compare run other --kind all": "--kind 'all': wanted eval or train",
     "reward mine run --out m --by luck": "'luck' is not one of 'group'",
     "train shapes --settings smal.txt": "--settings smal.txt: there is no such file",
+    "train shapes --settings pictures": "--settings pictures: a folder, wanted a file of settings",
     "doctor --folder nowhere": "dir 'nowhere' does not exist",
     # combinations that cannot be
     "train shapes --store store": "recipe shapes makes its own data; --store is for recipes such as own_data",
@@ -91,6 +102,15 @@ NAMES = {
     "train shapes --set micro_prompts=4": "did you mean settings.micro_prompts?",
     "train shapes --set text.steps=many": "text.steps: found 'many', wanted a whole number",
     "train shapes --set text.algorithm=pop": "text.algorithm: found 'pop', wanted ppo or",
+    "train shapes --set text.direction=sideways": "found 'sideways', wanted text or image or both",
+    "train shapes --set sft.steps=0": "sft: steps is 0, wanted 1 or more",
+    "train shapes --set tokenizer.batch_size=0": "tokenizer: batch_size is 0, wanted 1 or more",
+    "train shapes --set reward.learning_rate=0": "reward: learning_rate is 0.0, wanted a number above 0",
+    "train shapes --set sft.text_fraction=2": "sft: text_fraction is 2.0, wanted 0 to 1",
+    "train motion --set clip.fps=1": "a clip of 1.0 s at 1.0 frames a second is one picture",
+    "train motion --set clip.fps=-1": "a clip of 1.0 s at -1.0 frames a second has no frame",
+    "train motion --set data.num_held_out=30": "data: num_held_out is 30, wanted 0 to 24",
+    "train motion --set data.num_sft_motions=0": "data: num_sft_motions is 0, wanted 1 to the 36",
     "train shapes --settings prompts.txt": "'a cat' is no setting; write path=value",
     "train shapes --set steps": "'steps' is no setting; write path=value, such as text.steps=20",
     "train shapes --rollout vlm": "settings.rollout: found 'vlm', wanted native or vllm",
@@ -128,6 +148,7 @@ NAMES = {
     "gc nowhere": "there is no such folder; did you mean",
     "import nowhere new": "this is not an exported folder (no export.json in it)",
     "score pictures --reward nowhere --question q": f"nowhere: {MODEL}",
+    "ingest '' new": "the name of a source is empty; name a folder, a tar or a table",
     "ingest picturse new": "picturse: no such file or folder; did you mean pictures?",
     "ingest pictures new --format foldr": "unknown format 'foldr'",
     "ingest pictures new --background purpel": "background is 'purpel'; wanted a name such as white",
@@ -174,6 +195,7 @@ def wrong(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     known = [
         SimpleNamespace(name="shapes", load=lambda: shapes),
         SimpleNamespace(name="own_data", load=lambda: own_data),
+        SimpleNamespace(name="motion", load=lambda: motion),
     ]
     monkeypatch.setattr(runs, "entry_points", lambda group: known)
 

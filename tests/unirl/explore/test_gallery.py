@@ -11,6 +11,7 @@ from PIL import Image
 from storage import FeatureStore
 from unirl.explore import Scores, contact_sheet, samples_over_time
 from unirl.explore.gallery import cards
+from unirl.trainer.prompts import FRAMES_COLUMN
 
 
 @pytest.fixture
@@ -70,6 +71,23 @@ def test_small_pictures_are_embedded_pixel_for_pixel(scores: Scores) -> None:
     embedded = Image.open(io.BytesIO(base64.b64decode(data)))
     assert head == "data:image/png;base64"
     np.testing.assert_array_equal(np.asarray(embedded.convert("RGB")), np.asarray(scores.picture(card.key)))
+
+
+def test_what_is_said_of_a_clip_stands_below_its_frames(long_run: Scores, tmp_path: Path) -> None:
+    clips = np.arange(2 * 7 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 7, 4, 4, 3)
+    data = FeatureStore.create(tmp_path / "data")
+    with data.writer(message="clips") as writer:
+        for key in ("always", "other"):
+            writer.add(key)
+    data = data.refresh()
+    data.add_column(FRAMES_COLUMN, lambda view: clips, dtype=np.uint8, shape=clips.shape[1:], message="")
+    table = long_run.where("step = 3 AND sample = 0").best(5)
+    shown = {card.prompt: card.picture for card in cards(long_run, table, data=data.refresh())}
+    strip = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown.pop("always").split(",")[1]))))
+    assert strip.shape == (4, 4 * 4 + 3, 3)
+    for place, frame in enumerate((0, 2, 4, 6)):
+        np.testing.assert_array_equal(strip[:, 5 * place : 5 * place + 4], clips[0, frame])
+    assert set(shown.values()) == {""}, "a prompt that is not in the data has what its sample has"
 
 
 def test_large_pictures_are_made_small(tmp_path: Path) -> None:
