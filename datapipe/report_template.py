@@ -19,7 +19,7 @@ h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 
 .muted { opacity: .7; } .bad { color: var(--bad); font-weight: 600; }
 .cards, .charts, .pictures { display: grid; gap: 1rem; }
 .cards { grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); }
-.charts { grid-template-columns: repeat(auto-fill, minmax(min(240px, 40%), 1fr)); }
+.charts { grid-template-columns: repeat(auto-fill, minmax(min(240px, 40%), 1fr)); align-items: end; }
 .pictures { grid-template-columns: repeat(auto-fill, minmax(120px, 1fr)); }
 .card { border: 1px solid var(--line); border-radius: 6px; padding: .5rem 1rem; }
 .card b { display: block; font-size: 1.4rem; }
