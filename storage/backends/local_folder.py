@@ -46,9 +46,10 @@ class LocalFolder(Backend):
             else "there is no such folder"
         )
         near = difflib.get_close_matches(self.path.name, _stores_in(self.path.parent), n=1, cutoff=0.5)
+        meant = near or sorted(f"{self.path.name}/{name}" for name in _stores_in(self.path))[:3]
         hint = (
-            f"did you mean {self.path.parent / near[0]}?"
-            if near
+            f"did you mean {' or '.join(str(self.path.parent / name) for name in meant)}?"
+            if meant
             else "create one with FeatureStore.create or unirl ingest"
         )
         return f"{reason}; {hint}"

@@ -64,6 +64,13 @@ def test_create_finishes_a_killed_create(tmp_path):
     assert len(FeatureStore.create(tmp_path / "s")) == 0
 
 
+def test_a_folder_of_stores_names_them(tmp_path):
+    for name in ("store", "experience"):
+        FeatureStore.create(tmp_path / "run" / name)
+    with pytest.raises(StoreNotFoundError, match=r"did you mean \S*/run/experience or \S*/run/store\?"):
+        FeatureStore.open(tmp_path / "run")
+
+
 def test_wrong_path_names_the_nearest_store(filled):
     with pytest.raises(StoreNotFoundError, match=r"did you mean .*store"):
         FeatureStore.open(filled.path.parent / "stor")
