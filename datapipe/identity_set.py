@@ -52,7 +52,8 @@ class IdentitySet:
         found = np.fromiter((each in self._recent for each in identities.tolist()), bool, len(identities))
         for run in self._runs:
             found |= run[np.minimum(run.searchsorted(identities), len(run) - 1)] == identities
-        return identities[found]
+        members: NDArray[np.uint64] = identities[found]
+        return members
 
     def add_new(self, identities: Iterable[int]) -> None:
         """Add many, none of which is a member."""

@@ -1,6 +1,6 @@
 """Bytes to upright RGB pixels, with facts about the file. Nothing global in Pillow is changed.
 
-Pillow, and what goes by it, is imported when the first file comes up that needs it: it is a fifth of what
+Pillow, and what goes by it, is imported when the first file comes up that needs it: it is a sixth of what
 importing a loader would take, and ordinary JPEGs do without.
 """
 
