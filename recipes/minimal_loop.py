@@ -28,7 +28,8 @@ from recipes.shapes import shapes
 from storage import FeatureStore
 from unirl import algorithms
 from unirl.policies.image_tokenizer import ImageTokenizer, uint8_from_pixels
-from unirl.policies.policy import Policy, PolicyOutput, left_pad, token_positions
+from unirl.policies.padding import left_pad, token_positions
+from unirl.policies.policy import Policy, PolicyOutput
 from unirl.policies.token_lm import TokenLM
 from unirl.rewards import load_reward
 from unirl.rollout.engine import sample_uniforms

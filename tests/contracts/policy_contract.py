@@ -20,7 +20,8 @@ from transformers import DynamicCache
 
 from unirl.algorithms.sampling import sample_tokens
 from unirl.policies.checkpoints import load_policy
-from unirl.policies.policy import Policy, PolicyOutput, left_pad
+from unirl.policies.padding import left_pad
+from unirl.policies.policy import Policy, PolicyOutput
 from unirl.rollout.engine import RolloutRequest
 from unirl.rollout.native import NativeEngine
 from unirl.types import Direction, Prompt, SamplingSettings

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from tools.bench.results import ROOT
-from unirl.policies.policy import left_pad
+from unirl.policies.padding import left_pad
 from unirl.policies.token_lm import TokenLM
 
 __all__ = ["VllmChild", "generate_with_transformers"]

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,11 +22,13 @@ from unirl.errors import ConfigError
 from unirl.policies.adapters import merged_weights
 from unirl.policies.chunks import score_in_chunks
 from unirl.policies.critic import OwnCritic, ValueHead, run_trunk
+from unirl.policies.dropout import silence_dropout
+from unirl.policies.padding import token_positions
 from unirl.policies.rms_norm import take_over_norms
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import CriticKind, Direction, Prompt
 
-__all__ = ["EVERY_ID", "Policy", "PolicyOutput", "left_pad", "silence_dropout", "token_positions"]
+__all__ = ["EVERY_ID", "Policy", "PolicyOutput"]
 
 CRITIC_FILE = "critic.safetensors"
 DIRECTIONS: tuple[Direction, ...] = ("text", "image")
@@ -364,33 +366,3 @@ class Policy(nn.Module, ABC):
             self.take_critic("own" if any(name.startswith("trunk.") for name in tensors) else "shared")
             self.critic.load_state_dict(tensors)
         return self
-
-
-def token_positions(mask: Tensor) -> Tensor:
-    """Number of each token in its row, int64 (B, T), for a bool (B, T); left padding has the first's."""
-    return (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
-
-
-def silence_dropout(model: nn.Module) -> None:
-    """Set every dropout rate of a model to 0, so that no mode of it drops anything.
-
-    Layers of transformers keep some of their rates as plain numbers that they read in each forward pass.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        rates: dict[str, Any] = {
-            name: value
-            for name, value in vars(module).items()
-            if isinstance(value, float) and ("dropout" in name or "dropprob" in name)
-        }
-        for name in rates:
-            setattr(module, name, 0.0)
-
-
-def left_pad(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Stack token lists, padded on the left; return int64 (B, L) ids and bool (B, L) mask."""
-    length = max(len(row) for row in rows)
-    ids = torch.tensor([[pad] * (length - len(row)) + list(row) for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    return ids, torch.arange(length) >= (length - lengths)[:, None]

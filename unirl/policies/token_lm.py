@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from unirl.errors import ConfigError
-from unirl.policies.policy import EVERY_ID, Policy, PolicyOutput, left_pad
+from unirl.policies.policy import EVERY_ID, Policy
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.types import Direction
 
-__all__ = ["PolicyConfig", "PolicyOutput", "TokenLM", "left_pad"]
+__all__ = ["PolicyConfig", "TokenLM"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

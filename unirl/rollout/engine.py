@@ -11,7 +11,8 @@ import torch
 
 from unirl.algorithms.sampling import sampling_errors
 from unirl.errors import ConfigError, RolloutError
-from unirl.policies.policy import Policy, left_pad
+from unirl.policies.padding import left_pad
+from unirl.policies.policy import Policy
 from unirl.types import MODALITIES, Direction, Prompt, Rollout, SamplingSettings, TokenOrigin
 
 __all__ = [

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unirl.policies.policy import Policy, token_positions
+from unirl.policies.padding import token_positions
+from unirl.policies.policy import Policy
 from unirl.rollout.cache_memory import cache_zeros
 from unirl.rollout.decoder import Prefix
 from unirl.rollout.fused_weights import FusedLayer, FusedWeights

@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from unirl.errors import ConfigError
-from unirl.policies.policy import Policy, token_positions
+from unirl.policies.padding import token_positions
+from unirl.policies.policy import Policy
 from unirl.policies.sharded_tensors import is_sharded
 from unirl.rollout.decoder import Prefix
 from unirl.rollout.weight_copies import WeightCopies

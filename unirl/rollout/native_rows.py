@@ -11,7 +11,8 @@ from torch import Tensor
 
 from unirl.algorithms.sampling import sample_tokens
 from unirl.errors import ConfigError
-from unirl.policies.policy import Policy, left_pad
+from unirl.policies.padding import left_pad
+from unirl.policies.policy import Policy
 from unirl.rollout.decoder import Decoder, Prefix
 from unirl.rollout.engine import PartialSample, sample_stream
 from unirl.types import Prompt

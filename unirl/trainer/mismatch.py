@@ -9,7 +9,8 @@ from torch import Tensor
 
 from unirl.algorithms import token_logprobs, token_metrics, truncated_importance_weights
 from unirl.errors import RolloutError
-from unirl.policies.policy import Policy, PolicyOutput, token_positions
+from unirl.policies.padding import token_positions
+from unirl.policies.policy import Policy, PolicyOutput
 from unirl.trainer.replay import replay_tokens
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Rollout

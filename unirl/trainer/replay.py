@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from unirl.policies.policy import Policy, PolicyOutput, left_pad
+from unirl.policies.padding import left_pad
+from unirl.policies.policy import Policy, PolicyOutput
 from unirl.rollout.engine import require_same_sampling
 from unirl.types import Rollout, SamplingSettings
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from unirl.algorithms.masking import masked_sum
 from unirl.algorithms.muon import Muon
 from unirl.algorithms.schedule import learning_rate_factor
-from unirl.policies.policy import Policy, left_pad
+from unirl.policies.padding import left_pad
+from unirl.policies.policy import Policy
 from unirl.types import Direction, Prompt
 
 __all__ = ["SupervisedReport", "supervised_batch", "train_supervised"]

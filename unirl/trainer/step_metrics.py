@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unirl.algorithms import kl_k1, token_metrics
-from unirl.policies.token_lm import PolicyOutput
+from unirl.policies.policy import PolicyOutput
 from unirl.trainer.mismatch import mismatch_metrics
 from unirl.trainer.stages import Stage
 from unirl.types import Experience, Rollout

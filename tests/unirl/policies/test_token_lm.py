@@ -30,7 +30,8 @@ from transformers import (
 
 from unirl.errors import ConfigError
 from unirl.policies.checkpoints import load_policy
-from unirl.policies.token_lm import TokenLM, left_pad
+from unirl.policies.padding import left_pad
+from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary, word_tokenizer
 from unirl.types import Prompt
 
