@@ -36,7 +36,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> View:
     store.append(
         {
             "key": f"{index:03d}",
-            "blob": b"no picture" if index in BAD else png(picture(index)),
+            "blob": b"\0no picture" if index in BAD else png(picture(index)),
             "caption": "abcdefghijklmnopqrstuvwxyz"[: index % 5] or None,
             "number": index,
             "tensors": {"codes": None if index in BAD else np.full(3, index, np.int16)},

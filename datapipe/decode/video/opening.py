@@ -102,8 +102,9 @@ def _no_video(head: bytes, size: int) -> DecodeError:
     try:
         name = sniff_image_format(head)
     except DecodeError as error:
-        reason = "not_a_video" if error.reason == "not_an_image" else error.reason
-        return DecodeError(reason, error.detail.replace("no known image", "no known video"))
+        reason = "not_a_video" if error.reason in {"not_an_image", "text"} else error.reason
+        detail = error.detail.replace("no known image", "no known video")
+        return DecodeError(reason, detail.replace("place of the picture", "place of the video"))
     return DecodeError("not_a_video", f"a {name} picture of {size} bytes, wanted a video")
 
 

@@ -40,7 +40,7 @@ def test_the_table_names_the_stages_and_the_bottleneck(store: Path) -> None:
 
 
 def test_bad_samples_are_counted_by_reason(store: Path) -> None:
-    FeatureStore.open(store).append([{"key": "broken", "blob": b"no picture"}])
+    FeatureStore.open(store).append([{"key": "broken", "blob": b"\0no picture"}])
     arguments = ["bench", "loader", str(store), *ARGUMENTS]
     refused = CliRunner().invoke(app, arguments)
     assert refused.exit_code != 0
