@@ -57,11 +57,12 @@ def main() -> None:
         trained_s = train(here / "whole", command)
         stopped = interrupt(here, signal.SIGTERM, signals, trained_s, command)
         killed = interrupt(here, signal.SIGKILL, signals, trained_s, command)
+    ranks = "one process" if options.ranks == 1 else f"{options.ranks} ranks"
     path = write_results(
         "preemption" if options.ranks == 1 else f"preemption_{options.ranks}_ranks",
         rows(stopped, killed),
         notes=[
-            f"The shapes recipe, {options.ranks} ranks, {trained_s:.0f} s of training in peace. Signals come "
+            f"The shapes recipe, {ranks}, {trained_s:.0f} s of training in peace. Signals come "
             "at random instants from the opening of the log on. Time is from the signal to the end of the "
             "process. Alike: metrics but for times, experience, weights and optimizer, bit for bit."
         ],
