@@ -76,7 +76,8 @@ def ray_here() -> Iterator[None]:
 
 def run(source: object, store: Path, **options: object) -> IngestReport:
     try:
-        return ingest(source, store, max_bad_fraction=0.0, **options)  # type: ignore[arg-type]
+        # Commits come by rows alone: how many there are must not hang on how fast the machine is.
+        return ingest(source, store, max_bad_fraction=0.0, commit_s=3600.0, **options)  # type: ignore[arg-type]
     except BadFractionError as error:
         return error.report
 

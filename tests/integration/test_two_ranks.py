@@ -45,7 +45,9 @@ def assert_close_run(toy: SimpleNamespace, left: Path, right: Path) -> None:
     weights, expected = toy.weights_of(left), toy.weights_of(right)
     for name, value in weights.items():
         if name.startswith("policy/"):
-            torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0)
+            # Adam divides a gradient by its own size, so that one which is but rounding moves a weight too:
+            # a fortieth of a step (2e-3) is allowed.
+            torch.testing.assert_close(value, expected[name], atol=5e-5, rtol=0)
 
 
 def world_size_of(run: Path) -> int:
