@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -66,6 +67,13 @@ def test_a_process_that_ended_while_idle_costs_no_sample(reward: UserReward, sam
     assert np.isfinite(reward.score(with_captions(samples, "fine", "fine")).total).all()
 
 
+class DiesOnArrival:
+    """Kills the process that unpickles it, which cannot be ready yet then."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return signal.raise_signal, (signal.SIGKILL,)
+
+
 @pytest.mark.parametrize(("num_killed", "is_enough"), [(1, False), (2, False), (100, True)])
 def test_a_process_that_ended_while_it_started_is_started_again_but_not_for_ever(
     samples: MakeSamples, monkeypatch: pytest.MonkeyPatch, num_killed: int, is_enough: bool
@@ -76,11 +84,10 @@ def test_a_process_that_ended_while_it_started_is_started_again_but_not_for_ever
     pool, started = reward._pool, []
 
     def start(place: int, start: Callable[[int], Any] = pool._start) -> Any:
-        worker = start(place)
-        started.append(worker)
-        if len(started) <= num_killed:
-            worker.process.kill()
-        return worker
+        started.append(place)
+        deadly = len(started) <= num_killed
+        monkeypatch.setattr(pool, "_function", DiesOnArrival() if deadly else by_caption)
+        return start(place)
 
     monkeypatch.setattr(pool, "_start", start)
     pool._workers[0].process.kill()
