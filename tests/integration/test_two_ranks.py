@@ -32,7 +32,7 @@ ACCELERATE = (
 pytestmark = pytest.mark.slow
 
 
-def assert_close_run(toy: SimpleNamespace, left: Path, right: Path) -> None:
+def assert_close_run(toy: SimpleNamespace, left: Path, right: Path, *, weights_within: float = 1e-5) -> None:
     for line, other in zip(toy.metrics_of(left), toy.metrics_of(right), strict=True):
         assert line.keys() == other.keys()
         for name, value in line.items():
@@ -45,9 +45,7 @@ def assert_close_run(toy: SimpleNamespace, left: Path, right: Path) -> None:
     weights, expected = toy.weights_of(left), toy.weights_of(right)
     for name, value in weights.items():
         if name.startswith("policy/"):
-            # Adam divides a gradient by its own size, so that one which is but rounding moves a weight too:
-            # a fortieth of a step (2e-3) is allowed.
-            torch.testing.assert_close(value, expected[name], atol=5e-5, rtol=0)
+            torch.testing.assert_close(value, expected[name], atol=weights_within, rtol=0)
 
 
 def world_size_of(run: Path) -> int:
@@ -146,7 +144,9 @@ def test_stages_that_do_many_things_do_them_alike_on_two_ranks(
     options = ("--many-things", "--set", f"distribution.sharding={sharding}")
     done = launch_toy_run(TORCHRUN, tmp_path / "two", *options)
     assert done.returncode == 0, done.stderr
-    assert_close_run(toy, tmp_path / "two", tmp_path / "one")
+    # Adam divides a gradient by its own size, so that one which is but rounding moves a weight too, and here
+    # there are many updates: a fortieth of a step (2e-3) is allowed.
+    assert_close_run(toy, tmp_path / "two", tmp_path / "one", weights_within=5e-5)
 
 
 def test_a_run_goes_on_with_another_number_of_ranks_that_share_the_model(
