@@ -72,7 +72,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         num_threads: int = 2,
-        prefetch_batches: int = 4,
+        prefetch_batches: int = 2,
         timeout_s: float | None = 600.0,
         stages: Mapping[str, StageOptions] | None = None,
         device: torch.device | str | None = None,

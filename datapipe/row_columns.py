@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from storage import View
 from storage.arrow_numpy import pick_list
+from storage.columns import ARROW_TYPES
 
 __all__ = ["RowColumns"]
 
@@ -86,10 +87,11 @@ class RowColumns:
         return held
 
     def _column(self, part: int, view: View, name: str, *, is_whole: bool) -> pa.Array:
-        if not is_whole or name not in self._store.snapshot.columns:
+        spec = self._store.snapshot.columns.get(name)
+        if not is_whole or spec is None:
             return view.column(name)
         # As the store holds it, without the copy that picking rows costs.
-        return self._store.part(part).column(name, view[:0].column(name).type, self._store.policy)
+        return self._store.part(part).column(name, ARROW_TYPES[spec.type], self._store.policy)
 
     def _ascending(self) -> NDArray[np.int64]:
         if self._sorted is None:

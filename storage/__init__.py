@@ -1,6 +1,6 @@
 """A versioned, queryable feature store: LMDB blobs, mapped Arrow tensors, a Parquet index, snapshots.
 
-What few programs need, other formats and repair, is loaded on first use.
+What a program that only reads does not need, writing, checks, other formats, is loaded on first use.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from storage.errors import (
     StoreNotFoundError,
     TensorColumnError,
 )
-from storage.garbage import GcReport
 from storage.history import SnapshotDiff
-from storage.integrity import Problem, VerifyReport
 from storage.manifest import ModelRecord, Snapshot
-from storage.part_writer import PartWriter
-from storage.sealed import SealedPart
 from storage.shards import Counters
 from storage.store import FeatureStore
 from storage.view import View
-from storage.writer import Writer
 
 if TYPE_CHECKING:
     from storage.exchange import ExportReport
+    from storage.garbage import GcReport
+    from storage.integrity import Problem, VerifyReport
+    from storage.part_writer import PartWriter
     from storage.repair import LostRow, RepairReport, repair_store
+    from storage.sealed import SealedPart
+    from storage.writer import Writer
 
 __all__ = [
     "ColumnError",
@@ -82,8 +82,14 @@ __all__ = [
 
 _LOADED_ON_USE: Final = {
     "ExportReport": "storage.exchange",
+    "GcReport": "storage.garbage",
     "LostRow": "storage.repair",
+    "PartWriter": "storage.part_writer",
+    "Problem": "storage.integrity",
     "RepairReport": "storage.repair",
+    "SealedPart": "storage.sealed",
+    "VerifyReport": "storage.integrity",
+    "Writer": "storage.writer",
     "repair_store": "storage.repair",
 }
 

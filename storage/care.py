@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storage.compaction import compact_parts
-from storage.deep_check import Decoders
-from storage.garbage import GcReport, collect_garbage
 from storage.handle import StoreHandle
-from storage.integrity import Progress, VerifyReport, verify_store
 from storage.manifest import Snapshot
 
 if TYPE_CHECKING:
+    from storage.deep_check import Decoders
+    from storage.garbage import GcReport
+    from storage.integrity import Progress, VerifyReport
     from storage.repair import RepairReport
 
 __all__ = ["Care"]
@@ -31,6 +30,8 @@ class Care(StoreHandle):
                 and raises ValueError when they are not whole.
             progress: Is called with the bytes done and to do.
         """
+        from storage.integrity import verify_store
+
         return verify_store(self.backend, self.snapshot, deep=deep, progress=progress)
 
     def repair(self, *, dry_run: bool = False, progress: Progress | None = None) -> RepairReport:
@@ -67,6 +68,8 @@ class Care(StoreHandle):
             CommitConflictError: If another writer changed the same parts meanwhile; appends do not matter.
             StorageFullError: If the new parts do not fit the disk.
         """
+        from storage.compaction import compact_parts
+
         return compact_parts(self._pool, max_part_bytes, message)
 
     def gc(self, *, grace_s: float = 3600.0, keep_last: int | None = None) -> GcReport:
@@ -77,4 +80,6 @@ class Care(StoreHandle):
             keep_last: Keep so many of the newest snapshots, and those that have a tag or that any handle on
                 this machine has open; None keeps all.
         """
+        from storage.garbage import collect_garbage
+
         return collect_garbage(self.backend, grace_s=grace_s, keep_last=keep_last)

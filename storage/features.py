@@ -15,7 +15,7 @@ from storage.feature_journal import FeatureJournal, open_journal
 from storage.feature_values import Values, collect_values, compute_values
 from storage.manifest import ModelRecord, Part, Snapshot, TensorFile, TensorSpec
 from storage.part_builder import seal_tensor
-from storage.snapshots import check_publishable, newest_snapshot, publish
+from storage.snapshots import check_publishable, publish
 from storage.staging import Staging
 from storage.tensors import TensorSpool
 from storage.value_log import ValueLog
@@ -210,8 +210,3 @@ def _with_column(
     return replace(
         newest, message=request.message, tensors={**newest.tensors, name: request.spec}, parts=parts
     )
-
-
-def newest_store(store: FeatureStore) -> FeatureStore:
-    """`store` itself when it is on the newest snapshot, else the newest."""
-    return store if newest_snapshot(store.backend).id == store.snapshot.id else store.refresh()

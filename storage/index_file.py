@@ -16,6 +16,7 @@ from storage.errors import CorruptionError
 __all__ = ["IndexFile"]
 
 _cache = ColumnCache(256 << 20)
+_SMALL_BYTES = 4 << 20
 
 
 class IndexFile:
@@ -66,7 +67,7 @@ class IndexFile:
                 sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
                 self._ends = np.cumsum(np.array(sizes, np.int64))
                 self._metadata = file.metadata
-        return np.unique(self._ends.searchsorted(rows, side="right"))
+        return np.flatnonzero(np.bincount(self._ends.searchsorted(rows, side="right")))
 
     def _read(self, name: str, kind: pa.DataType, groups: list[int] | None) -> pa.Array:
         with self._open() as file:
@@ -86,7 +87,7 @@ class IndexFile:
                     if groups is None
                     else file.read_row_groups(groups, [name], use_threads=False)
                 )
-                array = _joined(table.column(0), kind)
+                array = _apart(_joined(table.column(0), kind))
             except (pa.ArrowException, OSError) as error:
                 raise CorruptionError(
                     f"{self._place}: column {name!r} cannot be read: {error}; copy it back from a backup"
@@ -115,3 +116,11 @@ class IndexFile:
 def _joined(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
     """One array of a type. Casting imports the functions of pyarrow, which is for what others wrote."""
     return (column if column.type == kind else column.cast(kind)).combine_chunks()
+
+
+def _apart(array: pa.Array) -> pa.Array:
+    """A small array outside Arrow's pool: there it would hold all of the huge pages that it was read in."""
+    if array.nbytes > _SMALL_BYTES:
+        return array
+    buffers = [None if buffer is None else pa.py_buffer(buffer.to_pybytes()) for buffer in array.buffers()]
+    return pa.Array.from_buffers(array.type, len(array), buffers, array.null_count, array.offset)

@@ -14,14 +14,11 @@ from storage.arrow_numpy import to_numpy
 from storage.backends import Backend, find_backend
 from storage.care import Care
 from storage.column import TensorColumn
-from storage.deletion import delete_rows
 from storage.errors import ColumnError, QueryError, TensorColumnError
-from storage.feature_values import Values
-from storage.features import ColumnRequest, add_tensor_column, newest_store
 from storage.handle import unknown_name
 from storage.manifest import ModelRecord, Snapshot
 from storage.reading import Reading
-from storage.snapshots import create_store, hold_newest, list_snapshot_ids, read_snapshot
+from storage.snapshots import create_store, hold_newest, list_snapshot_ids, newest_snapshot, read_snapshot
 from storage.tensors import tensor_spec
 from storage.user_tables import UserTable
 from storage.versions import Versions
@@ -30,6 +27,7 @@ from storage.writing import Writing
 
 if TYPE_CHECKING:
     from storage.exchange import ExportReport
+    from storage.feature_values import Values
 
 __all__ = ["FeatureStore"]
 
@@ -206,6 +204,8 @@ class FeatureStore(Reading, Versions, Writing, Care):
                 value already, or the column is by another model.
             CommitConflictError: If another writer wrote the same column meanwhile, or is doing so now.
         """
+        from storage.features import ColumnRequest, add_tensor_column
+
         record = None if model is None else ModelRecord(name=model, hash=model_hash)
         request = ColumnRequest(
             name=name,
@@ -215,14 +215,20 @@ class FeatureStore(Reading, Versions, Writing, Care):
             workers=workers,
             progress=progress,
         )
-        return add_tensor_column(newest_store(self), values, request)
+        return add_tensor_column(self._newest(), values, request)
+
+    def _newest(self) -> FeatureStore:
+        """This handle when it is on the newest snapshot, else one that is."""
+        return self if newest_snapshot(self.backend).id == self.snapshot.id else self.refresh()
 
     def delete(self, rows: str | View, message: str = "") -> Snapshot:
         """Publish a snapshot without some rows: those that meet an SQL condition now, or those of a view.
 
         Earlier snapshots keep them. Their keys may be used again, their numbers never are.
         """
-        view = newest_store(self).select(rows) if isinstance(rows, str) else rows
+        from storage.deletion import delete_rows
+
+        view = self._newest().select(rows) if isinstance(rows, str) else rows
         return delete_rows(self._pool, view.rows, message or f"delete {len(view)} rows")
 
     # Exchange

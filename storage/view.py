@@ -66,7 +66,7 @@ class View:
         part_of, local = self.store.row_map.locate(self.rows)
         pieces: list[pa.Array] = []
         positions: list[np.ndarray] = []
-        for part in np.unique(part_of).tolist():
+        for part in np.flatnonzero(np.bincount(part_of)).tolist():
             mine = np.flatnonzero(part_of == part)
             pieces.append(self.store.part(part).column(name, kind, self.store.policy, local[mine]))
             positions.append(mine)

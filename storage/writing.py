@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from storage.handle import StoreHandle
 from storage.manifest import Snapshot, TensorSpec
-from storage.part_writer import PartWriter
-from storage.schema_change import drop_column, rename_column
-from storage.sealed import SealedPart, publish_parts
 from storage.snapshots import check_publishable
 from storage.tensors import tensor_spec
-from storage.writer import Writer
+
+if TYPE_CHECKING:
+    from storage.part_writer import PartWriter
+    from storage.sealed import SealedPart
+    from storage.writer import Writer
 
 __all__ = ["Writing"]
 
@@ -38,6 +39,8 @@ class Writing(StoreHandle):
             columns: Types of metadata columns to be fixed beforehand: name -> string, int, float, bool or
                 json.
         """
+        from storage.writer import Writer
+
         check_publishable(self.url, replace(self.snapshot, message=message))
         return Writer(self._pool, message=message, tensors=_specs(tensors), columns=columns or {})
 
@@ -52,6 +55,8 @@ class Writing(StoreHandle):
         Workers, on this machine or others that see the folder, each write parts; `publish_parts` commits all
         of them at once. A part that nobody publishes is removed by gc after its grace period.
         """
+        from storage.part_writer import PartWriter
+
         return PartWriter(self._pool, tensors=_specs(tensors), columns=columns or {})
 
     def publish_parts(self, parts: Iterable[SealedPart], message: str = "append") -> Snapshot:
@@ -64,6 +69,8 @@ class Writing(StoreHandle):
             CommitConflictError: If a part is given twice or was published before.
             MissingShardError: If a part is gone. After an error the parts that are left can be published.
         """
+        from storage.sealed import publish_parts
+
         return publish_parts(self._pool, list(parts), message)
 
     def append(self, rows: Iterable[Mapping[str, Any]], message: str = "append") -> Snapshot:
@@ -80,6 +87,8 @@ class Writing(StoreHandle):
         Raises:
             ColumnError: If there is no such column.
         """
+        from storage.schema_change import drop_column
+
         return drop_column(self._pool, name, message or f"drop column {name}")
 
     def rename_column(self, name: str, new_name: str, message: str = "") -> Snapshot:
@@ -88,6 +97,8 @@ class Writing(StoreHandle):
         Raises:
             ColumnError: If there is no such column, or the new name is taken or cannot be used.
         """
+        from storage.schema_change import rename_column
+
         return rename_column(self._pool, name, new_name, message or f"rename column {name} to {new_name}")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from storage import CorruptionError, FeatureStore
 from storage import index as index_module
+from storage import index_file as index_file_module
 from storage.index_file import IndexFile
 
 
@@ -73,3 +74,24 @@ def test_damage_is_named(grouped, tmp_path):
     with pytest.raises(CorruptionError, match="here: the file is no Parquet file"):
         IndexFile(tmp_path / "x", "here", 500, "test 3").column("n", pa.int64())
     assert FeatureStore.open(grouped.path).verify().ok
+
+
+def test_a_small_column_leaves_nothing_in_the_pool_of_arrow(grouped):
+    before = pa.total_allocated_bytes()
+    held = grouped.part(0).column("text", pa.large_string(), grouped.policy)
+    assert pa.total_allocated_bytes() == before
+    assert held.to_pylist() == [f"text {i}" for i in range(500)]
+
+
+def test_a_large_column_is_not_copied(grouped, monkeypatch):
+    monkeypatch.setattr(index_file_module, "_SMALL_BYTES", 100)
+    before = pa.total_allocated_bytes()
+    held = grouped.part(0).column("n", pa.int64(), grouped.policy)
+    assert pa.total_allocated_bytes() - before >= held.nbytes
+    assert held.to_pylist() == list(range(500))
+
+
+def test_a_small_column_keeps_its_nulls(empty):
+    values = [None if i % 3 else i / 2 for i in range(20)]
+    empty.append({"key": f"k{i:02d}", "x": value} for i, value in enumerate(values))
+    assert empty.refresh().select().column("x").to_pylist() == values

@@ -133,7 +133,7 @@ def refill_rows(rounds: int, shorter: int) -> list[Row]:
 
 
 def sync_rows(rounds: int, layers: int) -> list[Row]:
-    """Taking over new weights, summed on both sides, against one copy of their bytes; and the probe."""
+    """Taking over new weights, with all bytes compared, against one copy of their bytes; and the probe."""
     policy = large_policy(layers)
     engine = NativeEngine(policy)
     source = [tensor for _, tensor in policy.weights()]

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from unirl.errors import RolloutError
 from unirl.policies.sharded_tensors import whole
-from unirl.rollout.vllm_requests import Checksums
+from unirl.rollout.compared_copies import copy_compared, same_bytes
 from unirl.rollout.weight_sync import BUCKET_BYTES
-from unirl.rollout.weight_sync_checksums import checksum, checksum_kind, copy_checked
 
 __all__ = ["WeightCopies"]
 
@@ -28,7 +27,6 @@ class WeightCopies:
     def __init__(self, places: Mapping[str, Tensor]) -> None:
         self.places = dict(places)
         """By name."""
-        self._kind = checksum_kind(next(iter(self.places.values())).device)
         owners: dict[int, str] = {}
         for name, place in self.places.items():
             owners.setdefault(place.data_ptr(), name)
@@ -38,7 +36,7 @@ class WeightCopies:
 
     @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy tensors to their places, and compare the checksums of both sides.
+        """Copy tensors to their places, and compare every byte of both sides.
 
         Args:
             weights: By name, on any device and in any dtype. Sharded ones are gathered about 64 MB at a time,
@@ -51,10 +49,11 @@ class WeightCopies:
         missing, self.num_tensors, self.num_bytes = set(self._owners), 0, 0
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for bucket in self._buckets(weights):
-                # First all that is copied, so that a second name is compared with what is there now.
-                bucket.sort(key=lambda pair: pair[0] not in self._owners)
-                for (name, tensor), sums in zip(bucket, self._each(pool, bucket), strict=True):
-                    _require_equal(name, sums)
+                # First all that is copied, so that a second name is compared with what is there now; and
+                # first what takes long.
+                bucket.sort(key=lambda pair: (pair[0] not in self._owners, -pair[1].nbytes))
+                for (name, tensor), is_same in zip(bucket, self._each(pool, bucket), strict=True):
+                    _require(is_same, name)
                     self.num_tensors, self.num_bytes = self.num_tensors + 1, self.num_bytes + tensor.nbytes
                 missing.difference_update(name for name, _ in bucket)
         if missing:
@@ -72,7 +71,7 @@ class WeightCopies:
         """
         for bucket in self._buckets(weights):
             for name, tensor in bucket:
-                _require_equal(name, self._compare(name, tensor))
+                _require(same_bytes(self.places[name], tensor), name)
 
     def _buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
         """Whole tensors that have a place, as the place would hold them."""
@@ -94,24 +93,19 @@ class WeightCopies:
                 held = []
         yield held
 
-    def _each(self, pool: ThreadPoolExecutor, bucket: Sequence[tuple[str, Tensor]]) -> Iterator[Checksums]:
+    def _each(self, pool: ThreadPoolExecutor, bucket: Sequence[tuple[str, Tensor]]) -> Iterator[bool]:
+        """Copy or compare each; whether its place then holds its bytes."""
         copied = [pair for pair in bucket if pair[0] in self._owners]
-        run = pool.map if self._kind == "xxh3" else map
-        yield from run(self._copy, *zip(*copied, strict=True)) if copied else ()
-        yield from (self._compare(name, tensor) for name, tensor in bucket[len(copied) :])
-
-    def _copy(self, name: str, tensor: Tensor) -> Checksums:
-        sent, held = copy_checked(self.places[name].view(-1), tensor.view(-1), self._kind)
-        return Checksums(sent=sent, held=held)
-
-    def _compare(self, name: str, tensor: Tensor) -> Checksums:
-        return Checksums(sent=checksum(tensor, self._kind), held=checksum(self.places[name], self._kind))
+        # A GPU copies on the stream of the thread that asks.
+        run = pool.map if all(tensor.device.type == "cpu" for _, tensor in copied) else map
+        yield from run(lambda pair: copy_compared(self.places[pair[0]], pair[1]), copied)
+        yield from (same_bytes(self.places[name], tensor) for name, tensor in bucket[len(copied) :])
 
 
-def _require_equal(name: str, sums: Checksums) -> None:
-    if sums.sent != sums.held:
+def _require(is_same: bool, name: str) -> None:
+    if not is_same:
         raise RolloutError(
-            f"weight sync: the decoder holds bytes with checksum {sums.held} for {name}, the policy has "
-            f"{sums.sent}; it would sample from another policy. A tied pair whose tensors differ, and a "
-            "decoder that somebody wrote to, are the usual causes"
+            f"weight sync: the decoder holds other bytes for {name} than the policy; it would sample from "
+            "another policy. A tied pair whose tensors differ, and a decoder that somebody wrote to, are the "
+            "usual causes"
         )
