@@ -23,18 +23,22 @@ class IdentitySet:
     def __contains__(self, identity: int) -> bool:
         if identity in self._recent:
             return True
+        if not self._runs:
+            return False
         wanted = np.uint64(identity)
         return any(run[min(int(run.searchsorted(wanted)), len(run) - 1)] == wanted for run in self._runs)
 
     def __len__(self) -> int:
         return len(self._recent) + sum(map(len, self._runs))
 
-    def add(self, identity: int) -> None:
-        """Add one."""
-        if identity not in self:
-            self._recent.add(identity)
-            if len(self._recent) >= _RECENT:
-                self._freeze()
+    def add(self, identity: int) -> bool:
+        """Add one; whether it is new."""
+        if identity in self:
+            return False
+        self._recent.add(identity)
+        if len(self._recent) >= _RECENT:
+            self._freeze()
+        return True
 
     def has_any(self, identities: Iterable[int]) -> bool:
         """Whether one of them is a member."""

@@ -19,7 +19,8 @@ __all__ = ["JudgedSources"]
 
 _QUEUE_PER_WORKER: Final = 2  # pieces that wait for the writer
 _SMALL_BLOCK_ROWS: Final = 64  # of a block with something bad in it
-_PIECE_RECORDS: Final = 4  # judged by one call of a thread, so that handing over costs less than judging
+_PIECE_BYTES: Final = 1 << 19  # judged by one call of a thread, so that handing over costs less than judging
+_MAX_PIECE_RECORDS: Final = 16
 
 
 class JudgedSources:
@@ -40,6 +41,7 @@ class JudgedSources:
         self._known = known
         self._workers = workers
         self._block_rows = block_rows
+        self._piece_records = 1  # as many as _PIECE_BYTES hold, by what came last
 
     def outcomes(self) -> Iterator[Outcome]:
         """Judge records in threads, a bounded number ahead, and keep the order."""
@@ -50,11 +52,19 @@ class JudgedSources:
                 for piece in self._pieces(source, index, pool):
                     waiting.append(piece)
                     if len(waiting) > self._workers * _QUEUE_PER_WORKER:
-                        yield from waiting.popleft().outcomes()
+                        yield from self._outcomes_of(waiting.popleft())
             while waiting:
-                yield from waiting.popleft().outcomes()
+                yield from self._outcomes_of(waiting.popleft())
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _outcomes_of(self, piece: _Piece) -> Iterator[Outcome]:
+        judged = piece.judged()
+        if num_bytes := sum(len(each.blob or b"") for each in judged if isinstance(each, Row)):
+            fitting = _PIECE_BYTES * len(judged) // num_bytes
+            self._piece_records = min(max(1, fitting), _MAX_PIECE_RECORDS)
+        for each in judged:
+            yield Outcome(piece.source, piece.source_index, each)
 
     def _pieces(self, source: Source, index: int, pool: ThreadPoolExecutor) -> Iterator[_Piece]:
         """Cut the items of a source into pieces: records for the threads, and what needs none."""
@@ -63,7 +73,7 @@ class JudgedSources:
             settled = self._without_thread(item, source)
             if settled is None and isinstance(item, Record):
                 batch.append(item)
-            if batch and (settled is not None or len(batch) >= _PIECE_RECORDS):
+            if batch and (settled is not None or len(batch) >= self._piece_records):
                 yield _Piece(source, index, pool.submit(self._judge_all, batch, source.name))
                 batch = []
             if settled is not None:
@@ -123,7 +133,6 @@ class _Piece:
     source_index: int
     results: Future[list[Row | Fault]] | Sequence[Judged]
 
-    def outcomes(self) -> Iterator[Outcome]:
-        results = self.results.result() if isinstance(self.results, Future) else self.results
-        for result in results:
-            yield Outcome(self.source, self.source_index, result)
+    def judged(self) -> Sequence[Judged]:
+        """Wait for the results."""
+        return self.results.result() if isinstance(self.results, Future) else self.results

@@ -124,16 +124,14 @@ class Settling:
         identity = key_id(result.key)
         if result.key in self._met.keys:
             return replace(outcome, result=_duplicate(result, outcome.full_place, self._met.keys[result.key]))
-        if identity in self._known.seen_keys:
+        if not self._known.seen_keys.add(identity):
             first = self._pending.get(result.key) or self._committed_place(result.key)
             if first is not None:
                 return replace(outcome, result=_duplicate(result, outcome.full_place, first))
         if isinstance(result, Skip):
-            self._known.seen_keys.add(identity)
             return outcome
         known = self._known.find(result.key)
         if known is not None:
-            self._known.seen_keys.add(identity)
             is_from_before = self._first_row is None or known.row < self._first_row
             is_same = known.content_hash == result.content_hash and known.caption == result.caption
             if is_from_before and is_same and not _TEXT_COLUMNS & result.columns.keys():
@@ -141,7 +139,6 @@ class Settling:
             return replace(outcome, result=_duplicate(result, outcome.full_place, known.full_place))
         if self._is_left_out(result, outcome):
             return None
-        self._known.seen_keys.add(identity)
         self._pending[result.key] = outcome.full_place
         return outcome
 
@@ -151,10 +148,8 @@ class Settling:
         if digest is None or not may_be_left_out(row):
             return False
         content, picture = content_of(row, digest), picture_id(digest)
-        if content not in self._known.contents and content not in self._met.contents:
-            self._tally.num_shared_pictures += picture in self._known.pictures
-            self._known.contents.add(content)
-            self._known.pictures.add(picture)
+        if content not in self._met.contents and self._known.contents.add(content):
+            self._tally.num_shared_pictures += not self._known.pictures.add(picture)
             self._pending_contents[content] = outcome.full_place
             return False
         is_kept = self._duplicates == "keep"

@@ -190,17 +190,18 @@ class FolderSource:
                 detail = "the file lies in no class folder"
                 return Fault(key=printable(stem), place=place, reason="no_class", detail=detail)
             of_class["label"] = printable(label)
+        is_caption = not any(path.lower().endswith(".json") for path in sidecars)
         record = Record(
             key=self._prefix + stem,
             place=place,
             load=loader_below(self.root, relative),
+            # A caption alone is read where the picture is, and not at all when the row is known.
+            read_caption=partial(read_caption, self.root, sidecars) if sidecars and is_caption else None,
             columns=of_class,
             optional=frozenset({"caption"} if self._has_classes else ()),
         )
-        if not any(path.lower().endswith(".json") for path in sidecars):
-            # A caption alone is read where the picture is, and not at all when the row is known.
-            read = partial(read_caption, self.root, sidecars) if sidecars else None
-            return replace(record, read_caption=read)
+        if is_caption:
+            return record
         try:
             text, values = read_sidecars(self.root, sidecars)
             picked = arrange(values, self._fields, beside=[_medium(relative)])

@@ -76,6 +76,8 @@ def locate_file(root: SourcePath, named: str, place: str) -> tuple[SourcePath, l
     Raises:
         DecodeError: Reasons `path_outside_folder`, `row_without_image`, `not_a_file`.
     """
+    if isinstance(root, Path) and _is_plain_file(root, named):
+        return root / named, []
     if not named.strip() or "\0" in named:
         raise DecodeError("row_without_image", f"the row names no file: {named!r:.80}")
     if is_unsafe_path(named):
@@ -102,6 +104,24 @@ def locate_file(root: SourcePath, named: str, place: str) -> tuple[SourcePath, l
     if not path.resolve().is_relative_to(root.resolve()):
         raise DecodeError("path_outside_folder", f"{named!r} is a link that leaves {root}")
     return path, notes
+
+
+def _is_plain_file(root: Path, named: str) -> bool:
+    """Whether a regular file is reached from root without links, `..` and anything else that needs a look."""
+    if "\\" in named or ":" in named or "\0" in named:
+        return False
+    path, parts = str(root), named.split("/")
+    for number, part in enumerate(parts, 1):
+        if part in ("", ".", ".."):
+            return False
+        path = f"{path}/{part}"
+        try:
+            mode = os.lstat(path).st_mode
+        except (OSError, ValueError):
+            return False
+        if not (stat.S_ISREG(mode) if number == len(parts) else stat.S_ISDIR(mode)):
+            return False
+    return True
 
 
 def file_loader(path: SourcePath) -> Callable[[], bytes]:

@@ -15,8 +15,8 @@ def test_members_are_found_over_many_runs() -> None:
     found = IdentitySet()
     assert 5 not in found and not found.has_any([5]) and not found.has_any([])
     for member in members[:25_000]:
-        found.add(member)
-        found.add(member)
+        assert found.add(member)
+        assert not found.add(member)
     found.add_new(members[25_000:])
     assert len(found) == len(set(members))
     assert all(member in found for member in members[::97]) and 2**64 - 1 not in found

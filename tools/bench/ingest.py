@@ -28,7 +28,7 @@ from PIL import Image
 
 from datapipe import ingest
 from datapipe.decode import decode_image
-from tools.bench.ingest_data import make_pictures, make_prompts, make_tiny_tar
+from tools.bench.ingest_data import make_pictures, make_prompts, make_tiny_tar, without_sidecars
 from tools.bench.ingest_video import video_rows
 from tools.bench.peers import peer_python
 from tools.bench.results import ROOT, Row, median_row, write_results
@@ -73,8 +73,17 @@ def main() -> None:
 
 
 def decode_rows(data: Path, sizes: Sizes, rounds: int) -> list[Row]:
-    """Ingest with a full check beside the bare loop of the fastest decoder that reads the same files."""
+    """Ingest with a full check beside the bare loop of the fastest decoder that reads the same pictures.
+
+    The bare loop reads no captions: these are given in the ways that people give them, each a row.
+    """
     photos = _photos(data, sizes)
+    alone, tabled = without_sidecars(photos)
+    folders = {
+        "ingest with full decode": alone,
+        "ingest with full decode, captions in one CSV table": tabled,
+        "ingest with full decode, a caption file beside each picture": photos,
+    }
     files = sorted(photos.glob("*.jpg"))
     decoders: dict[str, Callable[[bytes], object]] = {
         "simplejpeg": lambda data: simplejpeg.decode_jpeg(data, "RGB"),
@@ -83,25 +92,29 @@ def decode_rows(data: Path, sizes: Sizes, rounds: int) -> list[Row]:
         ),
         "Pillow": lambda data: np.asarray(Image.open(io.BytesIO(data)).convert("RGB")),
     }
-    _ingest_rate(photos, data, len(files))  # imports and caches
-    mine: list[float] = []
+    for folder in folders.values():  # imports and caches
+        _ingest_rate(folder, data, len(files))
+    mine: dict[str, list[float]] = {name: [] for name in folders}
     bare: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(rounds):
-        mine.append(_ingest_rate(photos, data, len(files)))
+        for name, folder in folders.items():
+            mine[name].append(_ingest_rate(folder, data, len(files)))
         for name, decode in decoders.items():
             bare[name].append(_read_rate(decode, files))
     fastest = max(bare, key=lambda name: float(np.median(bare[name])))
     peer = bare[fastest]
-    share = float(np.median([a / b for a, b in zip(mine, peer)]))
     return [
-        median_row(
-            "ingest with full decode",
-            mine,
-            "images/s",
-            peer=f"bare decode loop, {fastest}",
-            peer_values=peer,
-            target="at least 0.85 of it",
-            holds=share >= 0.85,
+        *(
+            median_row(
+                name,
+                rates,
+                "images/s",
+                peer=f"bare decode loop, {fastest}",
+                peer_values=peer,
+                target="at least 0.85 of it",
+                holds=float(np.median([a / b for a, b in zip(rates, peer)])) >= 0.85,
+            )
+            for name, rates in mine.items()
         ),
         *(median_row(f"bare decode loop, {name}", rates, "images/s") for name, rates in bare.items()),
     ]
@@ -227,7 +240,7 @@ def _photos(data: Path, sizes: Sizes) -> Path:
 def _ingest_rate(photos: Path, data: Path, num: int, *, trust: bool = False) -> float:
     store = _fresh(data / "ingest-store")
     started = time.perf_counter()
-    report = ingest(photos, store, workers=_THREADS, trust=trust, progress=False)
+    report = ingest(photos, store, optional=["caption"], workers=_THREADS, trust=trust, progress=False)
     seconds = time.perf_counter() - started
     _check(report.num_added, num)
     return num / seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-__all__ = ["make_pictures", "make_prompts", "make_tiny_tar"]
+__all__ = ["make_pictures", "make_prompts", "make_tiny_tar", "without_sidecars"]
 
 _BATCH_ROWS = 100_000
 
@@ -34,6 +35,26 @@ def make_pictures(folder: Path, num: int) -> Path:
         stem.with_suffix(".txt").write_text(f"picture number {index}, {width} by {height}\n")
     done.touch()
     return photos
+
+
+def without_sidecars(photos: Path) -> tuple[Path, Path]:
+    """The same files in two more folders: pictures alone, and pictures with their captions in one table."""
+    alone, tabled = photos.with_name("alone"), photos.with_name("tabled")
+    done = photos.with_name("arranged")
+    if done.exists():
+        return alone, tabled
+    for folder in (alone, tabled):
+        folder.mkdir(exist_ok=True)
+        for file in photos.glob("*.jpg"):
+            (folder / file.name).unlink(missing_ok=True)
+            (folder / file.name).hardlink_to(file)
+    with (tabled / "metadata.csv").open("w", newline="") as table:
+        rows = csv.writer(table)
+        rows.writerow(["file_name", "caption"])
+        for file in sorted(photos.glob("*.jpg")):
+            rows.writerow([file.name, file.with_suffix(".txt").read_text().strip()])
+    done.touch()
+    return alone, tabled
 
 
 def make_tiny_tar(path: Path, num: int) -> Path:

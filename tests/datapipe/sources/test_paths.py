@@ -57,16 +57,27 @@ def test_spellings_that_can_mean_one_file_only(root: Path, named: str, found: st
         ("../secret.jpg", "path_outside_folder"),
         ("/etc/passwd", "path_outside_folder"),
         ("link.jpg", "path_outside_folder"),
+        ("away/secret.jpg", "path_outside_folder"),
+        ("C:a.jpg", "path_outside_folder"),
         ("Sub", "not_a_file"),
         ("pipe.jpg", "not_a_file"),
     ],
 )
 def test_what_cannot_be_used(root: Path, named: str, reason: str) -> None:
     (root / "link.jpg").symlink_to(root.parent / "secret.jpg")
+    (root / "away").symlink_to(root.parent)
+    (root / "C:a.jpg").write_bytes(b"x")
     os.mkfifo(root / "pipe.jpg")
     with pytest.raises(DecodeError) as caught:
         locate_file(root, named, "t:1")
     assert caught.value.reason == reason
+
+
+def test_links_within_the_folder_are_followed(root: Path) -> None:
+    (root / "link.jpg").symlink_to("a.jpg")
+    (root / "folder").symlink_to("Sub")
+    for named in ("link.jpg", "folder/B.jpg"):
+        assert locate_file(root, named, "t:1") == (root / named, [])
 
 
 def test_loading_a_pipe_or_a_lost_file_does_not_hang(root: Path) -> None:
