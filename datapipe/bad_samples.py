@@ -51,7 +51,8 @@ class BadSampleBudget:
 
 
 def _alone(bad: BadSample) -> Exception:
-    if isinstance(bad.error, (DataError, StorageError, OSError)):
+    # A StopIteration would be taken for the end of the epoch's iterator.
+    if isinstance(bad.error, (DataError, StorageError, OSError, StopIteration)):
         error = SampleError(str(bad))
         error.__cause__ = bad.error
         return error

@@ -6,6 +6,7 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -80,6 +81,8 @@ class BatchSource:
         stages = tuple(self._stages(view))
         _check_names("stage", options, [stage.name for stage in stages], of="the loader")
         self.pipeline = Pipeline(stages=stages, max_in_flight=self._max_in_flight, watchdog_s=STALL_S)
+        # Budgets are of samples. A piece left out whole would take its batch along, and a step of the rank.
+        self._strict = replace(self.pipeline, stages=tuple(replace(each, max_failures=0) for each in stages))
 
     def batches(
         self,
@@ -94,7 +97,7 @@ class BatchSource:
         budget = BadSampleBudget(self.pipeline, bad_by_reason)
         drafts = (self._draft(share, seed, epoch) for share in shares)
         pieces = ((piece, piece) for piece in self._pieces(drafts))
-        with closing(run_pipeline(self.pipeline, pieces, counters=counters)) as done:  # type: ignore[type-var]
+        with closing(run_pipeline(self._strict, pieces, counters=counters)) as done:  # type: ignore[type-var]
             for piece in done:
                 # What was handed out is referred to by nothing here, so that its memory can be lent again.
                 finished = piece.drafts[::-1] if piece.is_last else []
@@ -187,6 +190,11 @@ class BatchSource:
             raise LoaderError(
                 f"stage {name!r}: executor is {wanted.executor!r}; it hands on memory of this process, "
                 f"leave it in threads"
+            )
+        if name in ("collate", "device") and wanted.max_failures:
+            raise LoaderError(
+                f"stage {name!r}: max_failures is {wanted.max_failures}; it works on whole batches and "
+                f"loses no sample, leave it at 0"
             )
         return Stage(
             name=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -69,21 +69,54 @@ class Fetch:
                     if self._needs_picture or isinstance(error, (CorruptionError, MissingShardError)):
                         piece.draft.drop(index, "fetch", error)
         for name, held in self._of_fields.items():
-            piece.tensors[name] = {} if held is None else dict(_values(held, piece))
+            piece.tensors[name] = {}
+            if held is not None:
+                _read_values(held, piece, piece.tensors[name])
         return piece
 
     def _describe(self, drafts: list[Draft]) -> None:
         rows = drafts[0].rows if len(drafts) == 1 else np.concatenate([draft.rows for draft in drafts])
-        keys = self._columns.keys(rows) if self._needs_keys else []
-        columns = self._columns.values(rows)
+        try:
+            keys = self._columns.keys(rows) if self._needs_keys else []
+            columns = self._columns.values(rows)
+        except (StorageError, OSError):
+            for draft in drafts:
+                self._describe_row_by_row(draft)
+            return
         start = 0
         for draft in drafts:
             mine = slice(start, start + len(draft.rows))
             draft.keys = keys[mine]
             draft.columns = {name: values[mine] for name, values in columns.items()}
-            draft.token_ids = {name: {} for name in self._texts}
-            draft.is_fetched = True
+            self._note_fetched(draft)
             start = mine.stop
+
+    def _describe_row_by_row(self, draft: Draft) -> None:
+        """Each row for itself, so that those whose keys or metadata cannot be read are known."""
+        self._name_rows(draft)
+        draft.columns = {name: [None] * len(draft.rows) for name in self._columns.names}
+        for index in range(len(draft.rows)):
+            try:
+                found = self._columns.values(draft.rows[index : index + 1])
+            except (StorageError, OSError) as error:
+                draft.drop(index, "fetch", error)
+            else:
+                for name, values in found.items():
+                    draft.columns[name][index] = values[0]
+        self._note_fetched(draft)
+
+    def _name_rows(self, draft: Draft) -> None:
+        """Keys for what is told of the rows; one that cannot be read makes its row a bad sample."""
+        draft.keys = [""] * len(draft.rows)
+        for index in range(len(draft.rows)):
+            try:
+                draft.keys[index] = self._columns.keys(draft.rows[index : index + 1])[0]
+            except (StorageError, OSError) as error:
+                draft.drop(index, "fetch", error)
+
+    def _note_fetched(self, draft: Draft) -> None:
+        draft.token_ids = {name: {} for name in self._texts}
+        draft.is_fetched = True
 
     def _gather(self, name: str, column: TensorColumn | JoinedTensor, drafts: list[Draft]) -> None:
         """One read for several batches, unless that would copy what each of them alone need not copy."""
@@ -106,7 +139,8 @@ class Fetch:
     def _row_by_row(self, column: TensorColumn | JoinedTensor, draft: Draft) -> NDArray[Any]:
         """Each row for itself, so that those that cannot be read are known."""
         found: NDArray[Any] = draft.ring.lend((len(draft.rows), *column.shape), column.dtype)
-        draft.keys = draft.keys or self._columns.keys(draft.rows)
+        if not draft.keys:
+            self._name_rows(draft)
         for index, row in enumerate(draft.rows.tolist()):
             try:
                 found[index] = column.row(row)
@@ -238,10 +272,12 @@ def _gathered(
         return None
 
 
-def _values(column: TensorColumn | JoinedTensor, piece: Piece) -> Iterator[tuple[int, NDArray[Any]]]:
-    """The index and the value of the rows of a piece that have one, as views of the map."""
-    rows = piece.draft.rows[piece.start : piece.stop]
-    for index, has in zip(range(piece.start, piece.stop), column.has(rows).tolist()):
-        if has:
-            row = int(piece.draft.rows[index])
-            yield index, column[row : row + 1][0]
+def _read_values(column: TensorColumn | JoinedTensor, piece: Piece, found: dict[int, NDArray[Any]]) -> None:
+    """The values of the rows of a piece that have one, by index, as views of the map."""
+    for index in piece.indices():
+        rows = piece.draft.rows[index : index + 1]
+        try:
+            if column.has(rows)[0]:
+                found[index] = column[int(rows[0]) : int(rows[0]) + 1][0]
+        except (StorageError, OSError) as error:
+            piece.draft.drop(index, "fetch", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from datapipe.batching import CutBatches, cut_windows
 from datapipe.errors import LoaderError
 from datapipe.order import Positions
+from datapipe.whole_numbers import positive_numbers, whole_number
 
 __all__ = ["EVEN_LIMIT", "Balance", "TokenBatches", "TokenBuckets"]
 
@@ -58,12 +60,11 @@ class TokenBuckets:
         Raises:
             LoaderError: For numbers out of range, or if multiple_of of the longest rows exceed the budget.
         """
-        self.lengths = np.ascontiguousarray(lengths, np.int64)
-        if self.lengths.ndim != 1 or (self.lengths < 1).any() or multiple_of < 1 or linear < 0:
-            raise LoaderError(
-                f"lengths of shape {self.lengths.shape}, multiple_of {multiple_of}, linear {linear}: "
-                f"wanted a list of lengths of 1 or more, 1 or more, 0 or more"
-            )
+        self.lengths = positive_numbers("lengths", lengths, ndim=1, wanted="a list of lengths of 1 or more")
+        multiple_of = whole_number("multiple_of", multiple_of, 1)
+        token_budget = whole_number("token_budget", token_budget, 1)
+        if not 0 <= linear < math.inf:
+            raise LoaderError(f"linear is {linear!r}, wanted a number of tokens, 0 or more")
         longest = int(self.lengths.max(initial=1))
         if longest * multiple_of > token_budget:
             raise LoaderError(

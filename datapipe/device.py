@@ -129,7 +129,10 @@ def cuda_device(device: torch.device | str | None) -> torch.device | None:
     Raises:
         LoaderError: For a device that is neither `cpu` nor a CUDA device that is there.
     """
-    wanted = torch.device("cpu" if device is None else device)
+    try:
+        wanted = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise LoaderError(f"device is {device!r}, wanted 'cuda', 'cuda:0' or None: {error}") from error
     if wanted.type == "cpu":
         return None
     if wanted.type != "cuda":

@@ -60,7 +60,7 @@ class Draft:
     is_fetched: bool = False
     batch: Batch | None = None
     in_flight: InFlight | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def place(self, name: str, index: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Where the array of a row goes; the first one that is finished sets the shape of the batch."""
@@ -73,7 +73,7 @@ class Draft:
                 f"its {name} are {np.dtype(dtype)}{shape}, those of the batch {held.dtype}{held.shape[1:]}; "
                 f"give the field a size, or end the transforms with one that sets it"
             )
-        placed: NDArray[Any] = held[index]
+        placed: NDArray[Any] = held[index, ...]  # an array even where each row is a single number
         return placed
 
     def drop(self, index: int, stage: str, error: Exception) -> None:

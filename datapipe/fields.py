@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE
-from datapipe.decode.resize import Resample
+from datapipe.decode.resize import Resample, check_resample
 from datapipe.errors import LoaderError
 from datapipe.transforms import Transform
+from datapipe.whole_numbers import whole_number
 
 __all__ = ["BatchContents", "Field", "ImageField", "RawSample", "TextField"]
 
@@ -28,6 +29,19 @@ class ImageField:
     transforms: tuple[Transform, ...] = ()  # applied in order after decoding, see datapipe.transforms
     pixels: Literal["float32", "uint8"] = "float32"  # -1..1, or 0..255 in channels_last memory
 
+    def __post_init__(self) -> None:
+        check_resample(self.resample)
+        if self.pixels not in ("float32", "uint8"):
+            raise LoaderError(f"pixels is {self.pixels!r}, wanted 'float32' or 'uint8'")
+        whole_number("max_pixels", self.max_pixels, 1)
+        if self.size is not None:
+            _check_numbers("size", self.size, 2, lowest=1, wanted="(height, width) in pixels, or None")
+        _check_numbers("background", self.background, 3, lowest=0, wanted="red, green and blue of 0..255")
+        if not isinstance(self.transforms, Sequence) or not all(map(callable, self.transforms)):
+            raise LoaderError(
+                f"transforms is {self.transforms!r}, wanted a tuple of functions, such as (flip,)"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextField:
@@ -39,10 +53,12 @@ class TextField:
     multiple_of: int = 1  # the padded length is a multiple of it
 
     def __post_init__(self) -> None:
-        if self.multiple_of < 1 or (self.max_tokens is not None and self.max_tokens < 1):
-            raise LoaderError(
-                f"max_tokens is {self.max_tokens} and multiple_of is {self.multiple_of}, wanted 1 or more"
-            )
+        if not callable(self.tokenizer):
+            raise LoaderError(f"tokenizer is {self.tokenizer!r}, wanted a function from a text to its ids")
+        whole_number("pad_id", self.pad_id)
+        whole_number("multiple_of", self.multiple_of, 1)
+        if self.max_tokens is not None:
+            whole_number("max_tokens", self.max_tokens, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,3 +116,10 @@ class BatchContents:
     @property
     def needs_blob(self) -> bool:
         return self.image is not None or any(made.needs_blob for made in self.fields.values())
+
+
+def _check_numbers(name: str, values: Any, count: int, *, lowest: int, wanted: str) -> None:
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
+        raise LoaderError(f"{name} is {values!r}, wanted {wanted}")
+    for value in values:
+        whole_number(f"{name} is {values!r}: one of its numbers", value, lowest)

@@ -135,7 +135,7 @@ class _JoinedColumns:
     """See RowColumns. A store that lacks a column gives None."""
 
     def __init__(self, view: JoinedView, columns: Sequence[str]) -> None:
-        self._columns = tuple(columns)
+        self.names = tuple(columns)
         numbers, local = view.locate(view.rows)
         self._readers = [
             RowColumns(
@@ -151,7 +151,7 @@ class _JoinedColumns:
         return found
 
     def values(self, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {name: [None] * len(rows) for name in self._columns}
+        found: dict[str, list[Any]] = {name: [None] * len(rows) for name in self.names}
         for number, places, local in _by_store(rows):
             for name, values in self._readers[number].values(local).items():
                 _put(found[name], places, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,19 @@ from datapipe.collate import Batch
 from datapipe.errors import LoaderError
 from datapipe.fields import BatchContents, Field, ImageField, TextField
 from datapipe.joined import JoinedView
-from datapipe.loader_checks import check_batch, check_kinds, check_numbers, check_state, whole_number
+from datapipe.loader_checks import (
+    check_batch,
+    check_between_batches,
+    check_kinds,
+    check_numbers,
+    check_state,
+    check_timeout,
+)
 from datapipe.loader_stats import LoaderMeter, LoaderStats
 from datapipe.order import BlockShuffle, Order, ViewOrder
 from datapipe.pipeline import StageCounters
 from datapipe.stages import Pipeline, StageOptions
+from datapipe.whole_numbers import whole_number
 from storage import View
 
 __all__ = ["Batch", "ImageField", "Loader", "LoaderState", "TextField"]
@@ -111,6 +120,7 @@ class Loader:
             seed=seed,
         )
         check_batch(batch_size, buckets, world_size)
+        check_timeout("timeout_s", timeout_s)
         names = {"tensors": tensors, "columns": columns}
         check_kinds(
             view=view, image=image, order=order, texts=texts, fields=fields, stages=stages, names=names
@@ -132,12 +142,12 @@ class Loader:
             device=device,
         )
         self._rows: NDArray[np.int64] = np.ascontiguousarray(view.rows, dtype=np.int64)
-        self._batch_size, self._buckets, self._drop_last = batch_size or 0, buckets, drop_last
+        self._batch_size, self._buckets, self._drop_last = int(batch_size or 0), buckets, drop_last
         self._batches = lru_cache(maxsize=2)(self._cut_epoch)
-        self._seed = seed
+        self._seed = int(seed)
         self._order: Order = order or (BlockShuffle() if shuffle else ViewOrder())
         self._num_samples = self._order.num_samples(len(self._rows))
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size = int(rank), int(world_size)
         self._stage_counters = [
             StageCounters(name=stage.name, concurrency=stage.concurrency) for stage in self.pipeline.stages
         ]
@@ -207,10 +217,25 @@ class Loader:
             yield from self
 
     def close(self) -> None:
-        """End all iterations that are under way, their threads and processes, and give back memory."""
+        """End all iterations that are under way, their threads and processes, and give back memory.
+
+        Raises:
+            LoaderError: If one of them waits for its next batch right now, in another thread or below a
+                signal handler. It goes on; the others are ended.
+        """
+        waiting = 0
         for batches in list(self._running):
-            batches.close()
+            if inspect.getgeneratorstate(batches) == inspect.GEN_RUNNING:
+                waiting += 1
+            else:
+                batches.close()
         self._source.close()
+        if waiting:
+            raise LoaderError(
+                f"{waiting} iterations wait for their next batch, in another thread or below a signal "
+                f"handler, and cannot be ended from here; leave their loops, by an exception in the handler "
+                f"or a flag that the thread looks at, and close the loader then"
+            )
 
     def state_dict(self) -> dict[str, int]:
         """The position after the last batch handed out, as plain integers for JSON."""
@@ -238,8 +263,9 @@ class Loader:
             LoaderError: If the state is of another version, or was made over other rows or another order.
         """
         check_state(state, self.state_dict(), self._num_samples)
-        self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
-        self._start_at = self._consumed
+        epoch, consumed = int(state["epoch"]), int(state["consumed"])
+        check_between_batches(consumed, self._batches(epoch))
+        self._epoch, self._consumed, self._start_at = epoch, consumed, consumed
 
     def _iterate(self, epoch: int, start: int) -> Generator[Batch, None, None]:
         self._epoch, self._consumed = epoch, start

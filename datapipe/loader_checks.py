@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from numbers import Integral
+import math
+from collections.abc import Collection, Mapping
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Final
 
-from datapipe.batching import Buckets
+from datapipe.batching import Batches, Buckets
 from datapipe.errors import LoaderError
 from datapipe.fields import ImageField, TextField
 from datapipe.joined import JoinedView
 from datapipe.stages import StageOptions
+from datapipe.whole_numbers import whole_number
 from storage import View
 
-__all__ = ["check_batch", "check_kinds", "check_numbers", "check_state", "whole_number"]
+__all__ = [
+    "check_batch",
+    "check_between_batches",
+    "check_kinds",
+    "check_numbers",
+    "check_state",
+    "check_timeout",
+]
 
 _NAMES_WANTED: Final = "a list of names, such as ['caption']"
-
-
-def whole_number(name: str, value: Any, lowest: int | None = None) -> int:
-    """The value as an int.
-
-    Raises:
-        LoaderError: If it is no whole number, or below `lowest`.
-    """
-    if not isinstance(value, Integral) or (lowest is not None and value < lowest):
-        wanted = "a whole number" if lowest is None else f"a whole number, {lowest} or more"
-        raise LoaderError(f"{name} is {value!r}, wanted {wanted}")
-    return int(value)
 
 
 def check_kinds(
@@ -42,7 +39,7 @@ def check_kinds(
     _check_kind("view", view, View | JoinedView, "the rows of a store, such as store.select()")
     if image is not None:
         _check_kind("image", image, ImageField, "an ImageField or None")
-    if order is not None and not hasattr(order, "positions"):
+    if order is not None and (isinstance(order, type) or not hasattr(order, "positions")):
         raise LoaderError(f"order is {order!r}, wanted an order such as FullShuffle(), or None")
     for option, held in (("texts", texts), ("fields", fields), ("stages", stages)):
         if held is not None:
@@ -50,12 +47,18 @@ def check_kinds(
     for name, text in (texts or {}).items():
         _check_kind(f"texts[{name!r}]", text, TextField, "a TextField")
     for name, field in (fields or {}).items():
-        if not hasattr(field, "read"):
-            raise LoaderError(f"fields[{name!r}] is {field!r}, wanted a field such as VideoField(...)")
+        missing = [part for part in ("read", "needs_blob", "columns", "tensors") if not hasattr(field, part)]
+        if missing or isinstance(field, type):
+            raise LoaderError(
+                f"fields[{name!r}] is {field!r}, which lacks {missing or 'its arguments'}; wanted a "
+                f"field such as VideoField(...)"
+            )
     for name, options in (stages or {}).items():
         _check_kind(f"stages[{name!r}]", options, StageOptions, "StageOptions(...)")
+        _check_options(name, options)
     for option, listed in names.items():
-        if isinstance(listed, str):
+        is_listed = isinstance(listed, Collection) and not isinstance(listed, str)
+        if not is_listed or not all(isinstance(name, str) for name in listed):
             raise LoaderError(f"{option} is {listed!r}, wanted {_NAMES_WANTED}")
 
 
@@ -67,10 +70,23 @@ def check_batch(batch_size: int | None, buckets: Buckets | None, world_size: int
     """
     if (batch_size is None) == (buckets is None):
         raise LoaderError(f"batch_size is {batch_size} and buckets are {buckets}; give one of them")
+    if buckets is not None and (isinstance(buckets, type) or not hasattr(buckets, "batches")):
+        raise LoaderError(f"buckets is {buckets!r}, wanted TokenBuckets(...), PixelBuckets(...) or None")
     if buckets is not None and buckets.multiple_of < world_size:
         raise LoaderError(f"multiple_of {buckets.multiple_of} is less than the {world_size} ranks; raise it")
     if batch_size is not None and whole_number("batch_size", batch_size, 1) < world_size:
         raise LoaderError(f"batch_size {batch_size} is the global batch and less than the {world_size} ranks")
+
+
+def check_timeout(name: str, value: Any) -> None:
+    """Refuse what is neither a number of seconds nor None.
+
+    Raises:
+        LoaderError: Names the option.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < math.inf):
+        raise LoaderError(f"{name} is {value!r}, wanted seconds, more than 0, or None for no limit")
 
 
 def check_numbers(*, rank: int, world_size: int, num_threads: int, prefetch_batches: int, seed: int) -> None:
@@ -107,7 +123,7 @@ def check_state(state: Any, mine: Mapping[str, int], num_samples: int) -> None:
             f"missing {missing}; it was saved by other code"
         )
     for name in ("num_rows", "rows_hash", "seed", "shuffle"):
-        if state[name] != mine[name]:
+        if not isinstance(state[name], Integral) or state[name] != mine[name]:
             raise LoaderError(
                 f"the state was saved with {name} {state[name]!r}, this loader has {mine[name]!r}; open "
                 f"the same snapshot with the same query and seed, or start anew without the state"
@@ -120,6 +136,29 @@ def check_state(state: Any, mine: Mapping[str, int], num_samples: int) -> None:
         )
 
 
+def check_between_batches(consumed: int, batches: Batches) -> None:
+    """Refuse a place in the middle of a batch of buckets, whose first samples would come again.
+
+    Raises:
+        LoaderError: With the bounds of the batch.
+    """
+    if batches.count(consumed):
+        begin, end = batches.bounds(consumed, 0)
+        if begin != consumed:
+            raise LoaderError(
+                f"consumed of the state is {consumed}, in the middle of the batch of the samples {begin} to "
+                f"{end - 1}; the state was changed after it was saved"
+            )
+
+
 def _check_kind(option: str, value: Any, kind: type | UnionType, wanted: str) -> None:
     if not isinstance(value, kind):
         raise LoaderError(f"{option} is {value!r}, wanted {wanted}")
+
+
+def _check_options(stage: str, options: StageOptions) -> None:
+    for name, least in (("concurrency", 0), ("queue_size", 1), ("max_failures", 0)):
+        value = getattr(options, name)
+        if value is not None or name == "max_failures":
+            whole_number(f"stages[{stage!r}].{name}", value, least)
+    check_timeout(f"stages[{stage!r}].timeout_s", options.timeout_s)

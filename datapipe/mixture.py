@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from datapipe.joined import join_views
 from datapipe.order import Positions
 from datapipe.sampling import Passes
 from datapipe.shares import FAR, Shares
+from datapipe.whole_numbers import whole_number
 from storage import FeatureStore, View
 
 __all__ = ["Mixture", "MixtureSource", "curriculum"]
@@ -66,8 +68,9 @@ class Mixture:
             LoaderError: For no sources, empty views, stores whose columns clash, weights that are no shares,
                 or a stretch of the run in which no source has rows left.
         """
+        _check_sources(sources, length)
         schedule = {0: {name: source.weight for name, source in sources.items()}, **(schedule or {})}
-        _check(sources, length, schedule)
+        _check_schedule(schedule, sources)
         self._sources, self._length = dict(sources), length
         self._schedule = dict(sorted(schedule.items()))
         self.view = join_views([source.view for source in sources.values()])
@@ -83,7 +86,15 @@ class Mixture:
         return self._length
 
     def positions(self, num_rows: int, *, seed: int, epoch: int) -> Positions:
-        """The samples epoch x length and on of the run."""
+        """The samples epoch x length and on of the run.
+
+        Raises:
+            LoaderError: For an epoch that lies beyond 2^40 samples.
+        """
+        if (epoch + 1) * self._length > FAR:
+            raise LoaderError(
+                f"epoch {epoch} of {self._length} samples ends beyond {FAR}, where no mixture goes"
+            )
         passes = [
             Passes(len(source.view), seed=seed ^ zlib.crc32(name.encode()))
             for name, source in self._sources.items()
@@ -184,22 +195,32 @@ def _cap(source: MixtureSource) -> int:
     return FAR if source.max_passes is None else min(FAR, source.max_passes * len(source.view))
 
 
-def _check(
-    sources: Mapping[str, MixtureSource], length: int, schedule: Mapping[int, Mapping[str, float]]
-) -> None:
-    if not sources or length < 1:
-        raise LoaderError(f"a mixture of {len(sources)} sources in epochs of {length}; both want 1 or more")
+def _check_sources(sources: Mapping[str, MixtureSource], length: int) -> None:
+    if not isinstance(sources, Mapping) or not sources:
+        raise LoaderError(f"sources of a mixture are {sources!r}, wanted one or more by name")
+    whole_number("length", length, 1)
     for name, source in sources.items():
-        if not len(source.view) or (source.max_passes is not None and source.max_passes < 1):
-            raise LoaderError(
-                f"source {name!r} has {len(source.view)} rows and max_passes {source.max_passes}; both want "
-                f"1 or more"
-            )
+        if not isinstance(source, MixtureSource) or not isinstance(source.view, View):
+            raise LoaderError(f"source {name!r} is {source!r}, wanted MixtureSource(view=store.select(...))")
+        if source.max_passes is not None:
+            whole_number(f"max_passes of source {name!r}", source.max_passes, 1)
+        if not len(source.view):
+            raise LoaderError(f"source {name!r} has 0 rows; widen its query, or leave it out")
+
+
+def _check_schedule(
+    schedule: Mapping[int, Mapping[str, float]], sources: Mapping[str, MixtureSource]
+) -> None:
     for start, weights in schedule.items():
-        wrong = {name: weight for name, weight in weights.items() if not 0 <= weight < math.inf}
+        whole_number("a sample of the schedule", start, 0)
+        wrong = {name: weight for name, weight in weights.items() if not _is_share(weight)}
         unknown = sorted(weights.keys() - sources.keys())
-        if start < 0 or wrong or unknown:
+        if wrong or unknown:
             raise LoaderError(
                 f"the weights from sample {start} on are no shares of the sources {sorted(sources)}: "
                 f"unknown {unknown}, not 0 or more {wrong}"
             )
+
+
+def _is_share(weight: object) -> bool:
+    return isinstance(weight, Real) and 0 <= float(weight) < math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from datapipe.batching import CutBatches, cut_windows
 from datapipe.errors import LoaderError
 from datapipe.order import Positions, rank_bounds
+from datapipe.whole_numbers import positive_numbers, whole_number
 
 __all__ = ["PixelBatches", "PixelBuckets", "bucket_sizes"]
 
@@ -43,12 +45,13 @@ class PixelBuckets:
         Raises:
             LoaderError: For numbers out of range, or if multiple_of pictures exceed the budget.
         """
-        pictures = np.asarray(sizes, np.int64)
-        if pictures.ndim != 2 or pictures.shape[1] != 2 or (pictures < 1).any() or multiple_of < 1:
+        pictures = positive_numbers("sizes", sizes, ndim=2, wanted="a height and a width, 1 or more")
+        if pictures.shape[1] != 2:
             raise LoaderError(
-                f"sizes of shape {pictures.shape}, multiple_of {multiple_of}: wanted a list of heights and "
-                f"widths of 1 or more, and 1 or more"
+                f"sizes are of shape {pictures.shape}, wanted a height and a width for each row"
             )
+        multiple_of = whole_number("multiple_of", multiple_of, 1)
+        pixel_budget = whole_number("pixel_budget", pixel_budget, 1)
         self.sizes = bucket_sizes(image_pixels, side_multiple=side_multiple, max_aspect=max_aspect)
         largest = max(height * width for height, width in self.sizes)
         if largest * multiple_of > pixel_budget:
@@ -117,8 +120,10 @@ def bucket_sizes(image_pixels: int, *, side_multiple: int, max_aspect: float) ->
     Raises:
         LoaderError: If no size of these sides has so few pixels.
     """
-    if side_multiple < 1 or max_aspect < 1:
-        raise LoaderError(f"side_multiple {side_multiple}, max_aspect {max_aspect}: wanted 1 or more of each")
+    whole_number("image_pixels", image_pixels, 1)
+    whole_number("side_multiple", side_multiple, 1)
+    if not 1 <= max_aspect < math.inf:
+        raise LoaderError(f"max_aspect is {max_aspect!r}, wanted a number of 1 or more")
     sizes = []
     for height in range(side_multiple, image_pixels // side_multiple + 1, side_multiple):
         width = image_pixels // height // side_multiple * side_multiple

@@ -25,7 +25,7 @@ class RowColumns:
     def __init__(self, view: View, columns: Sequence[str]) -> None:
         self._store = view.store
         self._rows = view.rows
-        self._columns = tuple(columns)
+        self.names = tuple(columns)
         self._sorted: NDArray[np.int64] | None = None
         self._parts: dict[int, tuple[int, dict[str, pa.Array]]] = {}
 
@@ -42,7 +42,7 @@ class RowColumns:
 
     def values(self, rows: NDArray[np.int64]) -> dict[str, list[Any]]:
         """Column name -> the values of rows of the view; None where a row has none."""
-        found: dict[str, list[Any]] = {name: [None] * len(rows) for name in self._columns}
+        found: dict[str, list[Any]] = {name: [None] * len(rows) for name in self.names}
         if not found:
             return found
         for part, _, places in self._by_part(rows):
@@ -81,7 +81,7 @@ class RowColumns:
             view = View(self._store, rows[first:end])
             held = self._parts[part] = (
                 first,
-                {name: self._column(part, view, name, is_whole=is_whole) for name in self._columns},
+                {name: self._column(part, view, name, is_whole=is_whole) for name in self.names},
             )
             pa.default_memory_pool().release_unused()
         return held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ __all__ = [
     "check_parts_travel",
     "decode_function",
 ]
+
+_WIDEST: Final = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
+"""Bytes of the widest numbers of each kind that a tensor can hold."""
+_LARGEST_ID: Final = 2**63 - 1
 
 
 class _SamplesOfPiece:
@@ -66,11 +70,13 @@ class DecodeSample:
                 out=out,
             )
         for name, field in self.fields.items():
-            made[name] = found = np.asarray(field.read(raw))
-            if found.dtype.kind not in "biufc":
+            found = np.asarray(field.read(raw))
+            if found.dtype.kind not in "biufc" or found.dtype.itemsize > _WIDEST[found.dtype.kind]:
                 raise DataError(
-                    f"the field {name!r} gave {found.dtype}{found.shape}, wanted an array of numbers"
+                    f"the field {name!r} gave {found.dtype}{found.shape}, wanted an array of numbers "
+                    f"of at most 64 bits"
                 )
+            made[name] = found.astype(found.dtype.newbyteorder("="), copy=False)
         return made
 
 
@@ -180,7 +186,12 @@ class TokenizeSample:
                 raise DataError(
                     f"the tokenizer of {name!r} gave {found.dtype}{found.shape}, wanted whole numbers (T,)"
                 )
-            ids[name] = found[: field.max_tokens].astype(np.int64)
+            kept = found[: field.max_tokens]
+            if kept.dtype == np.uint64 and len(kept) and kept.max() > _LARGEST_ID:
+                raise DataError(
+                    f"the tokenizer of {name!r} gave the id {kept.max()}, wanted 0..{_LARGEST_ID}"
+                )
+            ids[name] = kept.astype(np.int64)
         return ids
 
 

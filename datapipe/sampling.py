@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from datapipe.errors import LoaderError
 from datapipe.order import EpochOrder, Positions, random_numbers
+from datapipe.whole_numbers import whole_number
 
 __all__ = ["FixedLength", "FullShuffle", "Passes", "WithReplacement"]
 
@@ -50,8 +51,7 @@ class FixedLength:
     length: int  # samples of an epoch, 1 or more
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise LoaderError(f"the length of an epoch is {self.length}, wanted 1 or more")
+        whole_number("the length of an epoch", self.length, 1)
 
     def num_samples(self, num_rows: int) -> int:
         return self.length if num_rows else 0
@@ -74,9 +74,7 @@ class WithReplacement:
         Raises:
             LoaderError: For weights that are negative, not finite or all zero.
         """
-        if length is not None and length < 1:
-            raise LoaderError(f"the length of an epoch is {length}, wanted 1 or more")
-        self._length = length
+        self._length = None if length is None else whole_number("the length of an epoch", length, 1)
         self._ends = None if weights is None else _cumulated(np.asarray(weights, np.float64))
 
     def num_samples(self, num_rows: int) -> int:

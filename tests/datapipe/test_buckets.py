@@ -200,7 +200,13 @@ def test_what_cannot_start_says_why() -> None:
         Loader(view[:90], buckets=buckets, image=None)
     with pytest.raises(LoaderError, match="row 1 of the view has 9 tokens, and 8 such rows"):
         TokenBuckets([3, 9, 4], token_budget=70)
-    with pytest.raises(LoaderError, match="wanted a list of lengths"):
+    with pytest.raises(LoaderError, match=r"lengths of row 1 of the view are \[0\], wanted a list"):
         TokenBuckets([3, 0], token_budget=70)
+    with pytest.raises(LoaderError, match=r"lengths of row 1 of the view are \[2\.5\], wanted"):
+        TokenBuckets([3, 2.5], token_budget=70)
+    with pytest.raises(LoaderError, match=r"token_budget is 70\.5, wanted a whole number"):
+        TokenBuckets([3], token_budget=70.5)  # type: ignore[arg-type]
+    with pytest.raises(LoaderError, match="linear is nan, wanted"):
+        TokenBuckets([3], token_budget=70, linear=float("nan"))
     with pytest.raises(LoaderError, match="not one full batch"):
         Loader(view[:4], buckets=TokenBuckets([1] * 4, token_budget=64), image=None)

@@ -253,7 +253,7 @@ def test_without_a_budget_the_sample_is_named(numbers: View, first: int, message
         ),
         ({"stages": {"tokenise": StageOptions()}}, "the loader has no stage 'tokenise'.*mean 'tokenize'"),
         ({"stages": {"collate": StageOptions(executor="process")}}, "leave it in threads"),
-        ({"stages": {"decode": StageOptions(queue_size=-1)}}, "stage 'decode': queue_size is -1"),
+        ({"stages": {"decode": StageOptions(queue_size=-1)}}, r"stages\['decode'\].queue_size is -1"),
         ({"fields": {"images": SeedField()}}, r"fields are named \['images'\]"),
         ({"device": "cuda:77"}, "device is cuda:77, this machine has"),
     ],

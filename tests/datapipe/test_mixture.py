@@ -237,7 +237,7 @@ def test_what_is_no_mixture_says_why(store: FeatureStore, tmp_path: Path) -> Non
     other = FeatureStore.create(tmp_path / "other")
     other.append([{"key": "a", "level": "high"}])
     foreign = MixtureSource(view=other.refresh().select())
-    with pytest.raises(LoaderError, match="mixture of 0 sources"):
+    with pytest.raises(LoaderError, match=r"sources of a mixture are \{\}, wanted one or more"):
         Mixture({}, length=5)
     with pytest.raises(
         LoaderError, match=r"column 'level' is VARCHAR in .*other, and BIGINT in a store before"
@@ -253,3 +253,13 @@ def test_what_is_no_mixture_says_why(store: FeatureStore, tmp_path: Path) -> Non
         Mixture({"a": capped}, length=5)
     with pytest.raises(LoaderError, match=r"Loader\(mixture.view, order=mixture\)"):
         Loader(some.view[:4], order=Mixture({"a": some}, length=5), batch_size=2, image=None)
+    with pytest.raises(LoaderError, match=r"source 'a' is \[1\], wanted MixtureSource"):
+        Mixture({"a": [1]}, length=5)  # type: ignore[dict-item]
+    with pytest.raises(LoaderError, match=r"not 0 or more \{.a.: nan\}"):
+        Mixture({"a": MixtureSource(view=view(store, 0, 5), weight=float("nan"))}, length=5)
+    with pytest.raises(LoaderError, match="a sample of the schedule is '3', wanted a whole number"):
+        Mixture({"a": some}, length=5, schedule={"3": {"a": 1}})  # type: ignore[dict-item]
+    with pytest.raises(LoaderError, match=r"max_passes of source 'a' is 1.5"):
+        Mixture({"a": MixtureSource(view=view(store, 0, 5), max_passes=1.5)}, length=5)  # type: ignore[arg-type]
+    with pytest.raises(LoaderError, match=r"epoch \d+ of 5 samples ends beyond"):
+        Mixture({"a": some}, length=5).positions(5, seed=0, epoch=2**40)
