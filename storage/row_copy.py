@@ -21,12 +21,12 @@ def copy_rows(source: np.ndarray, rows: np.ndarray, out: np.ndarray, positions: 
     """Set `out[positions]` to `source[rows]`.
 
     Args:
-        source: (rows of the shard, *shape).
+        source: C-contiguous (rows of the shard, *shape).
         rows: Integer (n,), all of them in range.
         out: C-contiguous (batch, *shape) of the same dtype.
         positions: Integer (n,), or slice(None) when n is the batch.
     """
-    row_bytes = source.itemsize * int(np.prod(source.shape[1:], dtype=np.int64))
+    row_bytes = source.strides[0]
     num_pieces = min(_num_threads(), len(rows) * row_bytes // _PIECE_BYTES)
     if num_pieces < 2:
         _copy_piece(source, rows, out, positions, row_bytes)

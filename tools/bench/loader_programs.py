@@ -1,15 +1,17 @@
 """Measurements that want a process of their own. Each prints one JSON object.
 
-python -m tools.bench.loader_programs imports|resume|overlap|memory STORE
+python -m tools.bench.loader_programs imports|resume|overlap|memory|decode_beside STORE
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,7 +61,8 @@ def overlap(store: str, steps: str) -> Found:
     """Seconds of a loop around a model alone, and of one that takes its data from a loader with one thread.
 
     The model waits as for a GPU, or computes on the other core. A batch is made so large that its data take
-    three quarters of a step.
+    three quarters of a step. `computing_beside`: the model alone while another process, with which it shares
+    the machine and nothing else, makes the same data at the same rate.
     """
     import torch
 
@@ -82,7 +85,33 @@ def overlap(store: str, steps: str) -> Found:
         found[f"{name}_alone"] = _loop(range(int(steps)), model)
         found[f"{name}_with_data"] = _loop((next(batches) for _ in range(int(steps))), model)
         batches.close()
+    with _decoding_beside(store, batch_size):
+        found["computing_beside"] = _loop(range(int(steps)), compute)
     return found
+
+
+@contextmanager
+def _decoding_beside(store: str, batch_size: int) -> Iterator[None]:
+    command = [sys.executable, "-m", "tools.bench.loader_programs", "decode_beside", store, str(batch_size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            yield
+        finally:
+            other.kill()
+
+
+def decode_beside(store: str, batch_size: str) -> Found:
+    """A batch a step until killed; says when the first one is there."""
+    from storage import FeatureStore
+
+    for number, _ in enumerate(_picture_loader(FeatureStore.open(store).select(), int(batch_size)).forever()):
+        if number == 0:
+            print(flush=True)
+            started = time.perf_counter()
+        time.sleep(max(0.0, started + (number + 1) * _MODEL_S - time.perf_counter()))
+    return {}
 
 
 def memory(store: str, *columns: str) -> Found:
@@ -154,6 +183,7 @@ _PROGRAMS: dict[str, Callable[..., Found]] = {
     "imports": imports,
     "resume": resume,
     "overlap": overlap,
+    "decode_beside": decode_beside,
     "memory": memory,
 }
 

@@ -22,7 +22,8 @@ NOTES = [
     "First batch: eight pictures, in a process that has imported its library; the peers without workers, and "
     "MDS by row number. Ours opens the store anew each time.",
     "Overlap: one thread makes data for three quarters of a step of 20 ms, in which the model waits as for a "
-    "GPU, or computes on the other core.",
+    "GPU, or computes on the other core. How much two cores take from each other is the machine's: the last "
+    "row has the same data made by another process.",
 ]
 _NAMES = {
     "tars": "WebDataset",

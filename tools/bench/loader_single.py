@@ -94,6 +94,15 @@ def _overlap_rows(found: list[dict[str, Any]]) -> list[Row]:
                 holds=ratios[len(ratios) // 2] <= 1.1,
             )
         )
+    rows.append(
+        median_row(
+            "step of a computing model beside another process that makes the same data",
+            [1000 * run["computing_beside"] / _STEPS for run in found],
+            "ms",
+            peer="the model alone",
+            peer_values=[1000 * run["computing_alone"] / _STEPS for run in found],
+        )
+    )
     return rows
 
 
