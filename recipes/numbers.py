@@ -17,6 +17,7 @@ from pathlib import Path
 from recipes.worlds.handwriting import DigitPools, all_captions, write_numbers
 from recipes.worlds.handwriting_judge import DigitJudge
 from unirl.cli import main
+from unirl.config import require_positive
 from unirl.trainer.recipe import Recipe, RewardTraining
 from unirl.trainer.stages import RunSettings, Stage
 from unirl.types import Judge
@@ -35,6 +36,9 @@ class NumbersData:
     """Numbers that are held out, spread over the tens digits."""
     pools: DigitPools = field(default_factory=lambda: DigitPools(judge=600, sft=150, rl=750))
     """The warm-up sees few hands and RL many: that is what there is to learn from a reward."""
+
+    def __post_init__(self) -> None:
+        require_positive(self)
 
     def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:
         """Write the files, unless they are there, and return the two folders and the tar."""

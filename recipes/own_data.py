@@ -20,6 +20,7 @@ import numpy as np
 from storage import FeatureStore
 from unirl.cli import main
 from unirl.errors import ConfigError
+from unirl.model_folder import QWEN_VL, require_model
 from unirl.rewards import load_reward
 from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
 from unirl.trainer.stages import RunSettings, Stage
@@ -46,12 +47,18 @@ class OwnData:
     judge_bar: float = 0.5
     """Score from which the judge accepts."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.judge_bar <= 1:
+            raise ConfigError(f"judge_bar is {self.judge_bar}, wanted 0 to 1, as scores are")
+
     def store_path(self) -> Path:
         """Return the store's folder."""
         if not self.store:
             raise ConfigError(
                 "own_data: which data? --store STORE names it; `unirl ingest FILES STORE` makes a store"
             )
+        if self.judge_model:
+            require_model(Path(self.judge_model), QWEN_VL)
         return Path(self.store)
 
     def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:

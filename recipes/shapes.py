@@ -13,6 +13,7 @@ from pathlib import Path
 from recipes.worlds.shapes import all_captions, write_shapes
 from recipes.worlds.shapes_judge import SceneJudge
 from unirl.cli import main
+from unirl.config import require_positive
 from unirl.trainer.recipe import Recipe, RewardTraining, SupervisedTraining, TokenizerTraining
 from unirl.trainer.stages import RunSettings, Stage
 from unirl.types import Judge
@@ -27,6 +28,9 @@ class ShapesData:
     num_sft: int = 1000
     num_rl: int = 400
     num_eval: int = 120
+
+    def __post_init__(self) -> None:
+        require_positive(self)
 
     def sources(self, directory: Path, *, seed: int) -> Sequence[Path]:
         """Write the files, unless they are there, and return the two folders and the tar."""

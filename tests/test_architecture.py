@@ -2,7 +2,8 @@
 
     storage <- datapipe <- unirl <- recipes <- tools
 
-Inside unirl: types, errors, config <- algorithms, rewards, policies <- rollout <- trainer <- explore, cli.
+Inside unirl: types, errors, config, model_folder <- algorithms, rewards, policies <- rollout <- trainer
+    <- explore, cli.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ UNIRL_LEVEL = {
     "unirl.types": 0,
     "unirl.errors": 0,
     "unirl.config": 0,
+    "unirl.model_folder": 0,
     "unirl.algorithms": 1,
     "unirl.rewards": 1,
     "unirl.policies": 1,
@@ -39,6 +41,7 @@ SAME_LEVEL = {
     ("unirl.errors", "unirl.types"),
     ("unirl.config", "unirl.types"),
     ("unirl.config", "unirl.errors"),
+    ("unirl.model_folder", "unirl.errors"),
     ("unirl.policies", "unirl.algorithms"),
     ("unirl.rewards", "unirl.algorithms"),
     ("unirl.cli", "unirl.explore"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from unirl.errors import ConfigError
 
-__all__ = ["nearest", "replace_settings"]
+__all__ = ["nearest", "replace_settings", "require_positive"]
 
 T = TypeVar("T")
 
@@ -24,6 +24,22 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
+
+
+def require_positive(config: Any) -> None:
+    """Refuse sizes below 1 in the whole-number fields of a dataclass, and in its tuples of them, all at once.
+
+    Raises:
+        ConfigError: With each field that is 0 or less.
+    """
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    wrong = [
+        f"{name} is {value}"
+        for name, value in values.items()
+        if any(isinstance(n, int) and n < 1 for n in (value if isinstance(value, tuple) else (value,)))
+    ]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)}; wanted 1 or more")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

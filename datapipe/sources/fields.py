@@ -97,8 +97,8 @@ class FieldMap:
             raise SourceError(f"{place}: {error}") from None
 
     def unseen(self) -> UnseenNames:
-        """A check of the mapped fields for tables in which each row has its own columns."""
-        return UnseenNames({ours: name for ours, name in self.mapping.items() if ours in _FIELDS})
+        """A check of the mapped names for tables in which each row has its own columns."""
+        return UnseenNames(self.mapping)
 
     def pick(self, row: Mapping[str, object]) -> PickedRow:
         """Tell key, picture, caption and the other known fields from the user's own columns."""

@@ -52,6 +52,11 @@ def list_folder(root: SourcePath) -> FolderListing:
             elif not any(part.startswith(".") or part == "__MACOSX" for part in relative.split("/")):
                 _sort_in(relative, listing)
         return listing
+    if _is_store(str(root)):
+        raise SourceError(
+            f"{root}: this is a feature store, not a source; `unirl export {root} FOLDER` and `unirl import` "
+            "copy its rows"
+        )
     real_root = root.resolve()
     for entry, relative in _walk(root, "", listing):
         _place(entry, relative, real_root, listing)

@@ -58,6 +58,9 @@ def export_rows(
     path = path.absolute()
     if path.exists():
         raise StorageError(f"{path}: there is something of this name already; give a new path")
+    around = next((folder for folder in path.parents if (folder / "snapshots").is_dir()), None)
+    if around is not None:
+        raise StorageError(f"{path}: lies inside of the store {around}; give a path beside it")
     record = ExportRecord(
         format=format,
         rows=len(view),

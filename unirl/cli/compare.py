@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import AsJson, require_suffix
+from unirl.cli.output import AsJson, print_json, require_suffix
 
 if TYPE_CHECKING:
     from unirl.explore import Scores
@@ -54,7 +54,7 @@ def compare(
         _draw(opened, measure, kind, figure)
     if as_json:
         facts = {"settings": differing, "measures": table, "figure": None if figure is None else str(figure)}
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
     console = Console(highlight=False)
     _print_settings(console, runs, differing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from unirl.cli.ingest import ingest
-from unirl.cli.output import AsJson, StorePath, two_columns
+from unirl.cli.output import AsJson, StorePath, print_json, two_columns
 from unirl.cli.quarantine import quarantine
 from unirl.cli.rows import RowFormat, print_rows
 from unirl.cli.show import show
@@ -34,7 +33,7 @@ def info(store: StorePath, as_json: AsJson = False) -> None:
     opened = FeatureStore.open(store)
     facts = _store_facts(opened)
     if as_json:
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
     table = two_columns()
     for name, value in facts.items():
@@ -51,7 +50,8 @@ def query(
     limit: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"Rows of a condition, at most; a table shows {SHOWN_ROWS} if left out, a file all."
+            min=1,
+            help=f"Rows, at most. Left out, the table of a condition shows {SHOWN_ROWS}; all else is whole.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -73,7 +73,8 @@ def query(
     format = _format(as_json=as_json, as_csv=as_csv, as_parquet=as_parquet)
     opened = FeatureStore.open(store)
     if sql.lstrip().lower().startswith(("select", "with", "from", "(")):
-        print_rows(opened.query(sql), format)
+        selected = opened.query(sql)
+        print_rows(selected.slice(0, limit), format, total=selected.num_rows)
         return
     most = limit or (SHOWN_ROWS if format == "table" else None)
     ordered = f"SELECT * FROM samples WHERE (\n{sql}\n) ORDER BY row"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unirl.cli.check import Check, Status
-from unirl.cli.output import AsJson, counted
+from unirl.cli.output import AsJson, counted, print_json
 
 __all__ = ["doctor"]
 
@@ -43,7 +42,7 @@ def doctor(
 
     checks = check_machine(folder, deep=deep)
     if as_json:
-        typer.echo(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
+        print_json([asdict(check) for check in checks])
     else:
         _print(checks)
     if any(check.status == "problem" for check in checks):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unirl.cli.output import AsJson
-from unirl.cli.runs import recipe_of
+from unirl.cli.output import AsJson, print_json
+from unirl.cli.runs import recipe_of_run
 from unirl.trainer.run_directory import RunDirectory
 
 __all__ = ["eval_run"]
@@ -46,11 +45,12 @@ def eval_run(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from unirl.trainer.evaluate_run import evaluate_run
 
-    recipe = recipe_of(started["recipe"], started["seed"], started["assignments"])
+    recipe = recipe_of_run(run, started)
     name, found = evaluate_run(recipe, run, weights=weights, num_prompts=num, seed=seed)
     if as_json:
         facts = {direction: evaluation.numbers for direction, evaluation in found.items()}
-        typer.echo(json.dumps({"run": str(run), "weights": name, **facts}, indent=2))
+        named: dict[str, object] = {"run": str(run), "weights": name}
+        print_json(named | facts)
         return
     table = Table(box=None)
     for column in ("writes", "prompts", "judge", "reward"):

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from unirl.cli.output import AsJson, StorePath, progress_bar, tell
+from unirl.cli.output import AsJson, StorePath, counted, progress_bar, tell
 from unirl.errors import ConfigError
 
 __all__ = ["COMMANDS", "export", "import_rows"]
@@ -35,9 +35,12 @@ def export(
 
     with progress_bar("exporting", as_json) as progress:
         opened = FeatureStore.open(store)
+        if where is not None and not len(opened.select(where, limit=1)):
+            raise typer.BadParameter(f"no row where {where}; `unirl info {store}` tells what is there")
         report = opened.export(where, folder, format, file_bytes=file_mb << 20, progress=progress)
     facts = {"path": str(report.path), "rows": report.rows, "files": report.files, "bytes": report.bytes}
-    tell(facts, f"{report.rows} rows in {report.files} files, {report.bytes} bytes: {report.path}", as_json)
+    amount = f"{counted(report.rows, 'row')} in {counted(report.files, 'file')}, {report.bytes} bytes"
+    tell(facts, f"{amount}: {report.path}", as_json)
 
 
 def import_rows(
@@ -61,7 +64,11 @@ def import_rows(
         opened = FeatureStore.create(store, exist_ok=True)
         snapshot = opened.import_rows(folder, part_bytes=part_mb << 20, progress=progress)
     added = snapshot.num_rows - opened.snapshot.num_rows
-    tell({"snapshot": snapshot.id, "rows": added}, f"snapshot {snapshot.id}: {added} rows added", as_json)
+    tell(
+        {"snapshot": snapshot.id, "rows": added},
+        f"snapshot {snapshot.id}: {counted(added, 'row')} added",
+        as_json,
+    )
 
 
 COMMANDS: Final[dict[str, Callable[..., None]]] = {"export": export, "import": import_rows}

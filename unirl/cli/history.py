@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import AsJson, StorePath, tell
+from unirl.cli.output import AsJson, StorePath, print_json, tell
 
 __all__ = ["COMMANDS", "diff", "log", "tag"]
 
@@ -41,7 +40,7 @@ def log(store: StorePath, as_json: AsJson = False) -> None:
         for snapshot in opened.log()
     ]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     table = Table(box=None)
     for name in rows[0]:

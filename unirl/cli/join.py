@@ -9,6 +9,7 @@ import typer
 
 from unirl.cli.output import AsJson, tell
 from unirl.errors import ConfigError
+from unirl.model_folder import IMAGE_TOKENIZER, model_type, require_model
 from unirl.trainer.run_directory import new_directory
 
 __all__ = ["join"]
@@ -37,9 +38,8 @@ def join(
 
     if first_vectors not in ("mean", "codebook"):
         raise ConfigError(f"--first-vectors is 'mean' or 'codebook', found {first_vectors!r}")
-    for folder in (lm, tokenizer):
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{folder}: no config.json, so this is no model's folder")
+    model_type(lm)
+    require_model(tokenizer, IMAGE_TOKENIZER)
     words = AutoTokenizer.from_pretrained(lm)
     if not isinstance(words, PreTrainedTokenizerFast):
         raise ConfigError(f"{lm}: its tokenizer has no tokenizer.json; save it as a fast tokenizer")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from unirl.cli.check import Check
+from unirl.cli.check import Check, Status
 from unirl.cli.software_checks import (
     check_decoders,
     check_extras,
@@ -30,6 +30,7 @@ LEAST_SHARED_BYTES: Final = GIB
 LEAST_DISK_BYTES: Final = 5 * GIB
 SLOW_DISK_BYTES_PER_S: Final = 50 * MIB
 LEAST_OPEN_FILES: Final = 1024
+CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
 
 
 def check_machine(folder: Path, *, deep: bool = False) -> list[Check]:
@@ -68,15 +69,28 @@ def check_gpus(*, deep: bool) -> Iterator[Check]:
             f"{facts.name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, "
             f"compute {facts.major}.{facts.minor}, CUDA {torch.version.cuda}"
         )
+        status: Status = "warning"
         remedy = ""
-        if facts.major < 8:
+        if deep and not _adds_up(index):
+            status = "problem"
+            remedy = (
+                "it computes wrongly: take it out (CUDA_VISIBLE_DEVICES) and look at `dmesg` for its errors"
+            )
+        elif facts.major < 8:
             remedy = "no bfloat16 in hardware: use float32, or a GPU of compute 8.0 or more"
         elif free < total / 2:
             remedy = "half of it or more is taken: `nvidia-smi` names the processes"
-        if deep:
-            ones = torch.ones(256, 256, device=f"cuda:{index}")
-            found += ", adds up" if float((ones @ ones).sum()) == 256.0**3 else ", ADDS UP WRONG"
-        yield Check(name=f"gpu {index}", status="warning" if remedy else "ok", found=found, remedy=remedy)
+        if deep and status != "problem":
+            found += ", adds up"
+        yield Check(name=f"gpu {index}", status=status if remedy else "ok", found=found, remedy=remedy)
+
+
+def _adds_up(index: int) -> bool:
+    """Whether a GPU gives the sum of a product whose value is known."""
+    import torch
+
+    ones = torch.ones(256, 256, device=f"cuda:{index}")
+    return float((ones @ ones).sum()) == 256.0**3
 
 
 def _no_gpu(cuda: str | None) -> Check:
@@ -120,9 +134,9 @@ def check_memory() -> Check:
 
     facts = psutil.virtual_memory()
     total, available = facts.total, facts.available
-    limit = _container_limit()
+    limit, taken = _container_memory()
     if limit is not None and limit < total:
-        total, available = limit, min(available, limit)
+        total, available = limit, min(available, limit - taken)
     found = f"{available / GIB:.1f} of {total / GIB:.1f} GiB available"
     if available < LEAST_MEMORY_BYTES:
         return Check(
@@ -224,10 +238,13 @@ def _publishing(scratch: Path) -> Check:
     )
 
 
-def _container_limit() -> int | None:
-    path = Path("/sys/fs/cgroup/memory.max")
+def _container_memory() -> tuple[int | None, int]:
+    """The container's limit, if there is one, and what is taken of it beside files that can be let go."""
     try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+        limit = (CONTROL_GROUP / "memory.max").read_text().strip()
+        current = int((CONTROL_GROUP / "memory.current").read_text())
+        lines = (CONTROL_GROUP / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):
+        return None, 0
+    cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    return (int(limit) if limit.isdecimal() else None), max(0, current - cached)

@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import typer
 
 from unirl.cli.output import AsJson, tell
-from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
 __all__ = ["TOKENIZER_COMMANDS", "encode", "sft", "train_tokenizer"]
@@ -73,7 +72,7 @@ def encode(store: StorePath, tokenizer: TokenizerPath, as_json: AsJson = False) 
     from unirl.trainer import model_training
     from unirl.trainer.prompts import CODES_COLUMN
 
-    model_training.encode_pictures(store, ImageTokenizer.load(_there(tokenizer)))
+    model_training.encode_pictures(store, ImageTokenizer.load(tokenizer))
     facts = {
         "store": str(store),
         "column": CODES_COLUMN,
@@ -108,7 +107,7 @@ def sft(
         report = model_training.train_policy(
             store,
             folder,
-            tokenizer=ImageTokenizer.load(_there(tokenizer)),
+            tokenizer=ImageTokenizer.load(tokenizer),
             captions=captions,
             where=where,
             training=training,
@@ -119,9 +118,3 @@ def sft(
 
 
 TOKENIZER_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {"train": train_tokenizer, "encode": encode}
-
-
-def _there(path: Path) -> Path:
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{path}: no config.json, so this is no model's folder")
-    return path

@@ -19,6 +19,7 @@ __all__ = [
     "StoreFolder",
     "StorePath",
     "counted",
+    "print_json",
     "progress_bar",
     "require_http",
     "require_suffix",
@@ -32,8 +33,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program t
 
 
 def tell(facts: object, text: str, as_json: bool) -> None:
-    """Print facts as JSON, or a text that says the same. Numbers that are not finite are null in JSON."""
-    typer.echo(json.dumps(_plain(facts), ensure_ascii=False) if as_json else text)
+    """Print facts as JSON on one line, or a text that says the same."""
+    if as_json:
+        print_json(facts, indent=None)
+    else:
+        typer.echo(text)
+
+
+def print_json(facts: object, *, indent: int | None = 2) -> None:
+    """Print facts as JSON. Numbers that are not finite are null, and what JSON does not know is its text."""
+    typer.echo(json.dumps(_plain(facts), indent=indent, ensure_ascii=False, allow_nan=False, default=str))
 
 
 def _plain(value: object) -> object:

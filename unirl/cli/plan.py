@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unirl.cli.output import counted, two_columns
+from unirl.cli.output import counted, print_json, two_columns
 
 if TYPE_CHECKING:
     from unirl.trainer.plan import RunPlan
@@ -24,7 +23,7 @@ SUMS: Final = ("update", "rollout", "peak")
 def print_plan(plan: RunPlan, *, as_json: bool) -> None:
     """Print what would be done, then notes and problems."""
     if as_json:
-        typer.echo(json.dumps(asdict(plan), indent=2, ensure_ascii=False))
+        print_json(asdict(plan))
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(_overview(plan))

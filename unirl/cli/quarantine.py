@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import AsJson, StorePath, counted
+from unirl.cli.output import AsJson, StorePath, counted, print_json
 from unirl.cli.signals import stop_on_signal
 
 if TYPE_CHECKING:
@@ -47,16 +46,18 @@ def quarantine(
     """
     from storage import FeatureStore
 
+    if save is not None and save.exists() and not save.is_dir():
+        raise typer.BadParameter(f"--save {save}: there is a file of this name; name a folder")
     if try_again:
         _retry(store, max_pixels, workers, is_quiet=as_json)
     found = _of_reason(FeatureStore.open(store).quarantined(with_resolved=show_all), reason)
     if save is not None:
         num_saved = _save(found, save)
-        typer.echo(f"{num_saved} files written to {save}", err=as_json)
+        typer.echo(f"{counted(num_saved, 'file')} written to {save}", err=as_json)
     if as_json:
-        typer.echo(json.dumps(found.select(_COLUMNS).to_pylist(), indent=2, ensure_ascii=False))
+        print_json(found.select(_COLUMNS).to_pylist())
     else:
-        _print(found)
+        _print(found, reason)
 
 
 def _retry(store: str, max_pixels: int | None, workers: int, *, is_quiet: bool) -> None:
@@ -103,7 +104,10 @@ def _suffix(data: bytes) -> str:
         return error.reason
 
 
-def _print(table: pa.Table) -> None:
+def _print(table: pa.Table, reason: str | None) -> None:
+    if not table.num_rows:
+        typer.echo("nothing is refused" if reason is None else f"nothing is refused as {reason}")
+        return
     shown = Table(*_COLUMNS)
     for row in table.select(_COLUMNS).to_pylist():
         shown.add_row(*(escape(str(row[name])) for name in _COLUMNS))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from unirl.errors import ConfigError
+from unirl.model_folder import QWEN_VL, model_type, require_model
 
 __all__ = ["serve"]
 
@@ -44,8 +44,10 @@ def serve(
     from unirl.rewards.backends.server import ServedBackend, make_app
     from unirl.rewards.backends.vllm import VllmBackend
 
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"{directory}: no config.json, so this is no model's folder")
+    if engine is Engine.transformers:
+        require_model(directory, QWEN_VL)
+    else:
+        model_type(directory)
     token = os.environ.get(TOKEN_VARIABLE, "")
     if not token:
         token = secrets.token_urlsafe(24)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from unirl.errors import ConfigError
+from unirl.model_folder import model_type
 
 __all__ = ["COMMANDS", "serve"]
 
@@ -40,8 +41,14 @@ def serve(
 
     Example: unirl rollout serve runs/demo/models/sft --port 8300
     """
-    if not (model / "config.json").is_file():
-        raise ConfigError(f"{model}: no config.json, so this is no model's folder")
+    from unirl.policies.vocabulary import GRID_FILE
+
+    if not (model / GRID_FILE).is_file():
+        kind = model_type(model)
+        raise ConfigError(
+            f"{model}: a {kind!r} without {GRID_FILE}, so this is no joint-vocabulary policy; "
+            "`unirl sft` and `unirl join` write one"
+        )
     from unirl.rollout.server import serve as run_server
     from unirl.rollout.server_client import TOKEN_VARIABLE
     from unirl.rollout.vllm_local import VllmSettings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import counted
+from unirl.cli.output import counted, print_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +36,7 @@ def print_rows(table: pa.Table, format: RowFormat, *, total: int | None = None) 
         return
     rows = table.to_pylist()
     if format == "json":
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
+        print_json(rows)
     elif format == "csv":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

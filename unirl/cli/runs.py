@@ -22,7 +22,7 @@ from unirl.trainer.run_directory import RunDirectory
 if TYPE_CHECKING:
     from unirl.trainer.recipe import Recipe
 
-__all__ = ["RECIPES", "recipe_of", "resume", "train"]
+__all__ = ["RECIPES", "recipe_of", "recipe_of_run", "resume", "train"]
 
 RECIPES: Final = "unirl.recipes"
 """Entry point group: name -> function (*, seed), some with `tiny`, that returns a `Recipe`."""
@@ -38,15 +38,25 @@ EXIT_ALARM: Final = 4
 """The run was ended by an alarm, with its state saved."""
 
 
+def _recipes_like(incomplete: str) -> list[str]:
+    """What the shell offers for the name of a recipe."""
+    return sorted(e.name for e in entry_points(group=RECIPES) if e.name.startswith(incomplete))
+
+
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe, such as numbers, shapes or own_data.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a recipe, such as numbers, shapes or own_data.", autocompletion=_recipes_like
+        ),
+    ],
     run: Annotated[
         Path | None, typer.Option(help="Folder of the run; runs/RECIPE by default. A run there is continued.")
     ] = None,
     store: Annotated[
         Path | None, typer.Option(help="Your data, for own_data; short for --set data.store=STORE.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Decides every random number.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides every random number.")] = 0,
     rollout: Annotated[
         str | None,
         typer.Option(
@@ -112,8 +122,8 @@ def resume(run: Annotated[Path, typer.Argument(help="Folder of the run.")], as_j
     Example: unirl resume runs/demo
     """
     started = RunDirectory(run).read()
-    recipe = recipe_of(started["recipe"], started["seed"], started["assignments"])
-    _run(recipe, run, started["assignments"], as_json)
+    recipe = recipe_of_run(run, started)
+    _run(recipe, run, started.get("assignments", ()), as_json)
 
 
 def recipe_of(name: str, seed: int, assignments: Sequence[str]) -> Recipe:
@@ -123,6 +133,21 @@ def recipe_of(name: str, seed: int, assignments: Sequence[str]) -> Recipe:
         ConfigError: If there is no such recipe or setting; names the nearest.
     """
     return replace_settings(_named(name, seed), assignments)
+
+
+def recipe_of_run(run: Path, record: Mapping[str, Any]) -> Recipe:
+    """The recipe that a run was started with, out of what `run.json` says.
+
+    Raises:
+        ConfigError: If no installed package names the recipe, as that of a script.
+    """
+    name = str(record["recipe"])
+    if name.removesuffix(TINY) not in {entry.name for entry in entry_points(group=RECIPES)}:
+        raise ConfigError(
+            f"{run}: was made by a recipe {name!r}, which no installed package has among its entry points "
+            f"{RECIPES!r}; if a script made it, start that again"
+        )
+    return recipe_of(name, record["seed"], record.get("assignments", ()))
 
 
 def _named(name: str, seed: int) -> Recipe:
@@ -160,7 +185,12 @@ def _lines(settings: Path | None) -> list[str]:
     if settings is not None and not settings.is_file():
         wrong = "a folder, wanted a file of settings" if settings.is_dir() else "there is no such file"
         raise typer.BadParameter(f"--settings {settings}: {wrong}")
-    text = "" if settings is None else settings.read_text(encoding="utf-8")
+    try:
+        text = "" if settings is None else settings.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise typer.BadParameter(
+            f"--settings {settings}: no text, wanted a PATH=VALUE on each line"
+        ) from None
     lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 

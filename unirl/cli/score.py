@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unirl.cli.output import AsJson, counted, progress_bar, require_http, require_suffix
+from unirl.cli.output import AsJson, counted, print_json, progress_bar, require_http, require_suffix
 from unirl.errors import ConfigError
+from unirl.model_folder import QWEN_VL, require_model
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +29,6 @@ __all__ = ["score"]
 BATCH: Final = 32
 CAPTION: Final = "{caption}"
 """As in `unirl.rewards.question`, which is slow to import."""
-VLM: Final = "qwen2_5_vl"
 """`model_type` of what is loaded in this process; any other model is asked through --endpoint."""
 OUT_SUFFIXES: Final = (".parquet", ".csv", ".jsonl")
 
@@ -107,15 +107,13 @@ def _reward(
     from unirl.rewards.backends.base import IMAGE_MARK
     from unirl.rewards.question import REWARD_FILE
 
-    if folder is not None and not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder}: no config.json, so this is no model's folder")
+    if folder is not None:
+        require_model(folder, QWEN_VL)
     has_own = folder is not None and (folder / REWARD_FILE).is_file()
     if folder is not None and asked is None:
         if not has_own:
             raise ConfigError(f'{folder}: has no question of its own; ask one: --question "is this sharp ?"')
         return load_reward(folder)
-    if folder is not None:
-        _require_vlm(folder)
     own = Question.load(folder) if folder is not None and has_own else None
     size = (side, side) if side else own.image_size if own else (448, 448)
     words = asked if asked is not None and CAPTION in asked else CAPTION
@@ -134,12 +132,6 @@ def _reward(
     return VlmYesNo(
         TransformersBackend.load(folder, batch_size=BATCH, device=device), settings, max_failed_fraction=1.0
     )
-
-
-def _require_vlm(folder: Path) -> None:
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if kind != VLM:
-        raise ConfigError(f"{folder}: holds a model of type {kind!r}, wanted {VLM!r}, a Qwen2.5-VL")
 
 
 @contextmanager
@@ -251,7 +243,7 @@ def _print(
         "sheet": None if sheet is None else str(sheet),
     }
     if as_json:
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
     shown = Table(box=None)
     for name in ("score", "key", "caption"):

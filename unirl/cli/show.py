@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from unirl.cli.half_blocks import as_half_blocks, as_letters, fitted_size
-from unirl.cli.output import AsJson, StorePath, counted, require_suffix, two_columns
+from unirl.cli.output import AsJson, StorePath, counted, print_json, require_suffix, two_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["picture_of", "show"]
 
 OTHER_LINES: Final = 8
-"""Lines of the terminal that are left for what is said of the picture."""
+"""Lines of the terminal that are left for the last of what is said of the picture."""
 LETTERS: Final = (100, 40)
 """Columns and lines where there is no terminal."""
 
@@ -41,7 +40,9 @@ def show(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="With --sheet: pictures, at most.")] = 48,
     columns: Annotated[int, typer.Option(min=1, help="With --sheet: pictures in a line.")] = 8,
-    side: Annotated[int, typer.Option(min=16, help="With --sheet: pixels of a picture's side.")] = 128,
+    side: Annotated[
+        int, typer.Option(min=16, max=2048, help="With --sheet: pixels of a picture's side.")
+    ] = 128,
     as_json: AsJson = False,
 ) -> None:
     """Draw the picture of a row in the terminal, or those of a query on a contact sheet.
@@ -97,15 +98,15 @@ def _show_one(store: FeatureStore, key: str, as_json: bool) -> None:
     row = store.row(key)
     facts = {name: value for name, value in _facts(store, [row])[0].items() if value is not None}
     if as_json:
-        typer.echo(json.dumps(facts, ensure_ascii=False, default=str))
+        print_json(facts, indent=None)
         return
     picture = picture_of(store, row, _modality(facts))
-    if picture is not None:
-        _draw(picture)
     table = two_columns()
     for name, value in facts.items():
         table.add_row(escape(name), escape(str(value)))
     Console(soft_wrap=True).print(table)
+    if picture is not None:  # last, so that the whole of it is in sight
+        _draw(picture)
 
 
 def _draw(picture: np.ndarray) -> None:
@@ -121,7 +122,7 @@ def _draw(picture: np.ndarray) -> None:
     height, width = fitted_size(*picture.shape[:2], columns=columns, lines=lines)
     way = Image.Resampling.NEAREST if height >= picture.shape[0] else Image.Resampling.BOX
     scaled = np.asarray(Image.fromarray(picture).resize((width, height), way))
-    if console.is_terminal and console.color_system is not None:
+    if console.is_terminal and console.color_system is not None and not console.no_color:
         console.print(as_half_blocks(scaled), soft_wrap=True)
     else:
         typer.echo(as_letters(scaled))
@@ -148,7 +149,7 @@ def _show_many(view: View, sheet: Path, columns: int, side: int, as_json: bool) 
         typer.echo(problem, err=True)
     if as_json:
         keys = [facts["key"] for facts in rows]
-        typer.echo(json.dumps({"sheet": str(sheet), "keys": keys, "problems": problems}, ensure_ascii=False))
+        print_json({"sheet": str(sheet), "keys": keys, "problems": problems}, indent=None)
     else:
         typer.echo(f"{sheet}: {counted(len(rows), 'row')}, the captions below their pictures")
 

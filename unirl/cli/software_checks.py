@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +38,9 @@ def check_requirements() -> Check:
     """Whether every package that is always needed is installed in a version that fits."""
     from packaging.requirements import Requirement
 
-    wrong, seen = [], []
+    wrong: list[str] = []
+    wanted: list[str] = []
+    seen: list[str] = []
     for text in requires("unirl") or ():
         needed = Requirement(text)
         if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
@@ -46,9 +49,11 @@ def check_requirements() -> Check:
             found = version(needed.name)
         except PackageNotFoundError:
             wrong.append(f"{needed.name} is missing, wanted {needed.specifier}")
+            wanted.append(f"{needed.name}{needed.specifier}")
             continue
         if not needed.specifier.contains(found, prereleases=True):
             wrong.append(f"{needed.name} {found}, wanted {needed.specifier}")
+            wanted.append(f"{needed.name}{needed.specifier}")
         elif needed.name in ("torch", "transformers", "accelerate"):
             seen.append(f"{needed.name} {found}")
     if wrong:
@@ -56,7 +61,7 @@ def check_requirements() -> Check:
             name="packages",
             status="problem",
             found="; ".join(wrong),
-            remedy="pip install --upgrade unirl, in the environment of this command",
+            remedy=f"{shlex.join(['pip', 'install', *wanted])}, in the environment of this command",
         )
     return Check(name="packages", status="ok", found=", ".join([f"unirl {version('unirl')}", *sorted(seen)]))
 
@@ -96,9 +101,21 @@ def check_vllm(*, deep: bool) -> Check:
         )
     if not deep:
         return Check(name="vllm", status="ok", found=f"{found} (--deep imports it)")
-    answer = subprocess.run(
-        [sys.executable, "-c", "import unirl, vllm"], capture_output=True, text=True, timeout=VLLM_IMPORT_S
-    )
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", "import unirl, vllm"],
+            capture_output=True,
+            text=True,
+            timeout=VLLM_IMPORT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Check(
+            name="vllm",
+            status="warning",
+            found=f"{found} was not imported within {VLLM_IMPORT_S} s",
+            remedy="try again when this machine and its disk are less busy",
+        )
     if answer.returncode:
         reason = (answer.stderr.strip().splitlines() or ["no reason was given"])[-1]
         return Check(

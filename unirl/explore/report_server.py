@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,8 @@ from unirl.explore.run import open_run
 
 __all__ = ["ReportServer"]
 
+REST = 4.0
+"""How long open pages rest after one was drawn, in times of the drawing: a fifth of a processor is used."""
 _WATCHED = ("run.json", "metrics.jsonl", "summary.json", "experience/newest-snapshot")
 
 
@@ -41,6 +44,7 @@ class ReportServer:
             open_run(path)
         self._lock = threading.Lock()
         self._shown = ("", "")
+        self._rests_until = 0.0
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         except OSError as error:
@@ -55,6 +59,7 @@ class ReportServer:
 
     def serve(self) -> None:
         """Answer requests until Ctrl-C, or until `stop` is called from another thread."""
+        threading.Thread(target=self.page, daemon=True).start()  # it is there when the browser asks
         try:
             self._server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
@@ -71,6 +76,16 @@ class ReportServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.server_close()
+        self._lock.acquire()  # and never released: a thread in the middle of a page would abort the exit
+
+    def polled(self) -> str:
+        """What an open page is told: the version that it shows while the page rests, then that of the run.
+
+        A run writes at each step. Drawing the page as often would take a processor from it, so open pages are
+        renewed after a rest of `REST` times what drawing took. Who loads the page sees it as it is.
+        """
+        is_resting = time.monotonic() < self._rests_until
+        return self._shown[0] if is_resting else self.version()
 
     def version(self) -> str:
         """A text that is another one after the run has written something that the page shows."""
@@ -88,9 +103,11 @@ class ReportServer:
         with self._lock:
             version = self.version()
             if self._shown[0] != version:
+                started = time.monotonic()
                 others = [open_run(other) for other in self._others]
                 html = render_report(open_run(self._run_dir), others=others, live_version=version)
                 self._shown = (version, html)
+                self._rests_until = time.monotonic() + REST * (time.monotonic() - started)
             return self._shown[1]
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -104,7 +121,7 @@ class ReportServer:
                 elif self.path == "/":
                     self._answer(report.page(), "text/html")
                 elif self.path == "/version":
-                    self._answer(report.version(), "text/plain")
+                    self._answer(report.polled(), "text/plain")
                 else:
                     self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -114,8 +131,11 @@ class ReportServer:
                 self.send_header("Content-Type", f"{kind}; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Cache-Control", "no-store")
-                self.end_headers()
-                self.wfile.write(body)
+                try:
+                    self.end_headers()
+                    self.wfile.write(body)
+                except ConnectionError:
+                    return  # whoever asked has gone, as a page that is closed
 
             def log_message(self, format: str, *args: object) -> None:
                 """Requests are not logged: the page asks every few seconds."""

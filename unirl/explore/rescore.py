@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,9 @@ from storage import FeatureStore, StorageError
 from unirl.errors import ConfigError
 from unirl.explore.condition import quote_text
 from unirl.explore.scores import Scores
-from unirl.types import Reward, Sample
+
+if TYPE_CHECKING:
+    from unirl.types import Reward, Sample
 
 __all__ = ["rescore"]
 
@@ -93,6 +96,8 @@ def _batches(scores: Scores, batch_size: int) -> Iterator[pa.Table]:
 
 def _samples(scores: Scores, batch: pa.Table) -> tuple[list[Sample], list[int]]:
     """The samples whose pictures can be read, and their places in the batch."""
+    from unirl.types import Sample
+
     samples, readable = [], []
     for place, row in enumerate(batch.to_pylist()):
         try:

@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
+from unirl.config import require_positive
 from unirl.errors import ConfigError, ShapeError
+from unirl.model_folder import IMAGE_TOKENIZER, require_model
 
 __all__ = ["ImageTokenizer", "ImageTokenizerConfig", "pixels_from_uint8", "uint8_from_pixels"]
 
@@ -41,6 +43,7 @@ class ImageTokenizerConfig:
     num_res_blocks: int = 1
 
     def __post_init__(self) -> None:
+        require_positive(self)
         if self.image_size % self.patch_size:
             raise ConfigError(
                 f"image_size {self.image_size} is not a multiple of {self.patch_size}, "
@@ -155,5 +158,10 @@ class ImageTokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> ImageTokenizer:
-        """Read what `save` wrote, or public weights of the same class."""
+        """Read what `save` wrote, or public weights of the same class.
+
+        Raises:
+            ConfigError: If the folder holds no image tokenizer.
+        """
+        require_model(directory, IMAGE_TOKENIZER)
         return cls(JanusVQVAE.from_pretrained(directory))

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from unirl.config import require_positive
 from unirl.errors import ConfigError
 from unirl.policies.policy import EVERY_ID, Policy
 from unirl.policies.vocabulary import JointVocabulary
@@ -35,6 +36,14 @@ class PolicyConfig:
     mlp_width: int = 384
     max_length: int = 160
     """Positions, prompt and response together."""
+
+    def __post_init__(self) -> None:
+        require_positive(self)
+        if self.width % (2 * self.num_heads):
+            raise ConfigError(
+                f"policy: {self.num_heads} heads share a width of {self.width}; wanted an even number of "
+                f"channels a head, so a multiple of {2 * self.num_heads}"
+            )
 
     def llama(self, vocabulary: JointVocabulary) -> LlamaConfig:
         """The configuration of transformers' class. No dropout anywhere."""
@@ -105,9 +114,14 @@ class TokenLM(Policy):
     def load(
         cls, directory: Path, *, dtype: torch.dtype = torch.float32, attention: str | None = None
     ) -> TokenLM:
-        """Read what `save` wrote, or any causal LM of transformers with an image grid beside it."""
+        """Read what `save` wrote, or any causal LM of transformers with an image grid beside it.
+
+        Raises:
+            ConfigError: If there is no image grid.
+        """
+        vocabulary = JointVocabulary.load(directory)
         lm = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation=attention)
-        return cls(lm, JointVocabulary.load(directory))._load_critic(directory)
+        return cls(lm, vocabulary)._load_critic(directory)
 
 
 @dataclass(frozen=True, slots=True)

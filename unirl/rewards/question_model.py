@@ -24,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from unirl.errors import ConfigError, ShapeError
+from unirl.model_folder import QWEN_VL, require_model
 from unirl.rewards.backends.prompts import answer_sequences
 from unirl.rewards.backends.qwen import TransformersBackend
 from unirl.rewards.backends.vision import PACKED_ATTENTION, VisionLayout, patches
@@ -88,6 +89,7 @@ class QuestionModel:
         """
         directory = Path(directory)
         question = Question.load(directory)
+        require_model(directory, QWEN_VL)
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
         loaded = cls(model, AutoTokenizer.from_pretrained(directory, padding_side="left"), question)
         stored = AutoImageProcessor.from_pretrained(directory)

@@ -11,6 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
+from unirl.config import require_positive
 from unirl.errors import ConfigError
 from unirl.rewards.question import CAPTION, IMAGE_TOKEN, VIDEO_TOKEN, Question
 
@@ -42,6 +43,7 @@ class VlmConfig:
     """Standard deviation of the weights at the start; the 0.02 of wide models learns slowly at this width."""
 
     def __post_init__(self) -> None:
+        require_positive(self)
         if self.width % (8 * self.num_heads) or self.vision_width % (4 * self.vision_heads):
             raise ConfigError(
                 f"reward model: {self.num_heads} heads share {self.width}, {self.vision_heads} in vision "

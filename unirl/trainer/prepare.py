@@ -13,6 +13,7 @@ from pathlib import Path
 from datapipe import ingest
 from storage import FeatureStore
 from unirl.errors import ConfigError
+from unirl.model_folder import IMAGE_TOKENIZER, QWEN_VL, model_type, require_model
 from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.trainer.clips import add_frames, require_frames
 from unirl.trainer.clone import HasStore, clone_store
@@ -35,15 +36,18 @@ def require_sources(recipe: Recipe) -> None:
         StorageError: If there is no store.
     """
     named = {
-        "tokenizer.model": recipe.tokenizer.model,
-        "sft.model": recipe.sft.model,
-        "reward.model": None if recipe.reward is None else recipe.reward.model,
+        "tokenizer.model": (recipe.tokenizer.model, (IMAGE_TOKENIZER, "janus")),
+        "sft.model": (recipe.sft.model, ()),
+        "reward.model": (None if recipe.reward is None else recipe.reward.model, (QWEN_VL,)),
     }
-    wrong = [
-        f"{setting}: {model}: no config.json, so this is no model's folder"
-        for setting, model in named.items()
-        if model is not None and not is_made(model) and not (Path(model) / "config.json").is_file()
-    ]
+    wrong = []
+    for setting, (model, kinds) in named.items():
+        if model is None or is_made(model):
+            continue
+        try:
+            require_model(Path(model), *(kinds or (model_type(Path(model)),)))
+        except ConfigError as error:
+            wrong.append(f"{setting}: {error}")
     if wrong:
         raise ConfigError("\n".join(wrong))
     if recipe.clip is not None:

@@ -165,3 +165,7 @@ class Recipe:
     lora_rank: int = 0
     """Rank of LoRA adapters, which alone are then trained by the stages; 0 trains all weights."""
     settings: RunSettings = field(default_factory=RunSettings)
+
+    def __post_init__(self) -> None:
+        if self.lora_rank < 0:
+            raise ConfigError(f"lora_rank is {self.lora_rank}, wanted 1 or more, or 0 for no adapters")

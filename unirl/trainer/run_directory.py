@@ -20,6 +20,8 @@ from unirl.errors import ConfigError
 
 __all__ = ["RunDirectory", "flat_settings", "new_directory", "write_json"]
 
+IDENTITY = frozenset(("recipe", "config", "seed"))
+"""What `run.json` says of every run."""
 PACKAGES = ("unirl", "torch", "transformers", "accelerate", "pyarrow", "lmdb", "duckdb", "pillow", "numpy")
 
 
@@ -153,6 +155,12 @@ class RunDirectory:
             raise ConfigError(
                 f"{self.record_path}: cannot be read ({error}); restore it or name another directory"
             ) from error
+        missing = sorted(IDENTITY - record.keys()) if isinstance(record, dict) else sorted(IDENTITY)
+        if missing:
+            raise ConfigError(
+                f"{self.record_path}: does not say {', '.join(missing)}, so it is no record of a run; "
+                "restore it or name another directory"
+            )
         return record
 
 
@@ -176,7 +184,8 @@ def _command() -> str:
     """What was typed, without the folders in which this machine keeps its programs."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is None:
-        return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        program = Path(sys.argv[0]).name
+        return shlex.join([*(["python"] if program.endswith(".py") else []), program, *sys.argv[1:]])
     return shlex.join(["python", "-m", module.name.removesuffix(".__main__"), *sys.argv[1:]])
 
 

@@ -45,6 +45,7 @@ RANGES: Mapping[str, Callable[[float], bool]] = {
     "above 0": lambda value: 0 < value < math.inf,
     "above 1": lambda value: 1 < value < math.inf,
     "from 0 to 1": lambda value: 0 <= value <= 1,
+    "from 0 to 2^63 - 1": lambda value: 0 <= value < 1 << 63,
 }
 STAGE_RANGES = {
     "1 or more": (
@@ -97,7 +98,8 @@ MODALITY_RANGES = {
 }
 SETTINGS_RANGES = {
     "1 or more": ("micro_prompts", "checkpoint_every", "keep_checkpoints"),
-    "0 or more": ("seed", "evaluate_every", "micro_batch_tokens", "logits_chunk", "checkpoint_every_s"),
+    "from 0 to 2^63 - 1": ("seed",),
+    "0 or more": ("evaluate_every", "micro_batch_tokens", "logits_chunk", "checkpoint_every_s"),
     "above 0": ("max_logprob_gap", "stop_grace_s"),
 }
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
 
-from unirl.errors import ConfigError
+from unirl.model_folder import IMAGE_TOKENIZER, model_type, require_model
 from unirl.policies.janus import JanusPolicy
 from unirl.rewards.train_preference import reward_version
 
@@ -22,8 +21,7 @@ def take_model(model: Path, out: Path) -> None:
     Raises:
         ConfigError: If there is no model.
     """
-    if not (model / "config.json").is_file():
-        raise ConfigError(f"{model}: no config.json, so this is no model's folder")
+    model_type(model)
     shutil.copytree(model, out, dirs_exist_ok=True)
     log.info("%s: taken from %s", out.name.strip(".").removesuffix(".partial"), model)
 
@@ -34,11 +32,11 @@ def take_tokenizer(model: Path, out: Path) -> None:
     Raises:
         ConfigError: If there is no model.
     """
-    config = model / "config.json"
-    if config.is_file() and json.loads(config.read_text()).get("model_type") == "janus":
+    if model_type(model) == "janus":
         JanusPolicy.load(model).image_tokenizer().save(out)
         log.info("tokenizer: that of the Janus in %s", model)
     else:
+        require_model(model, IMAGE_TOKENIZER)
         take_model(model, out)
 
 

@@ -69,6 +69,13 @@ def test_query_as_table_csv_and_json(folder: Path, tmp_path: Path) -> None:
     assert isinstance(call("query", tmp_path / "store", "widht > 3").exception, StorageError)
 
 
+def test_a_limit_holds_for_a_select_too(folder: Path, tmp_path: Path) -> None:
+    assert call("ingest", folder, tmp_path / "store").exit_code == 0
+    result = call("query", tmp_path / "store", "SELECT key FROM samples ORDER BY key", "--limit", "1")
+    assert "│ 0" in result.output and "│ 1" not in result.output
+    assert result.output.endswith("1 row of 4; --limit 4 shows all\n")
+
+
 def test_over_the_budget_ends_with_3(folder: Path, tmp_path: Path) -> None:
     (folder / "zero.png").write_bytes(b"")
     (folder / "zero.txt").write_text("nothing")
@@ -79,7 +86,7 @@ def test_over_the_budget_ends_with_3(folder: Path, tmp_path: Path) -> None:
     assert call("ingest", folder, tmp_path / "store", "--max-bad-fraction", 0.5).exit_code == 0
     listed = json.loads(call("quarantine", tmp_path / "store", "--json").output)
     assert [(row["key"], row["place"]) for row in listed] == [("zero", f"{folder}/zero.png")]
-    assert "0 rows" in call("quarantine", tmp_path / "store", "--reason", "html").output
+    assert "nothing is refused" in call("quarantine", tmp_path / "store", "--reason", "html").output
     assert "1 row\n" in call("quarantine", tmp_path / "store", "--reason", "empty").output
 
 

@@ -63,6 +63,7 @@ def test_a_package_of_another_version_is_a_problem(monkeypatch: pytest.MonkeyPat
         and "nothing-like-it is missing" in check.found
         and "ray" not in check.found
     )
+    assert check.remedy.startswith("pip install 'torch>=99' nothing-like-it")
 
 
 def test_an_extra_that_is_missing_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,3 +114,21 @@ def test_a_driver_without_a_torch_for_it_is_a_problem(monkeypatch: pytest.Monkey
     monkeypatch.setattr(machine_checks.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     assert "CUDA builds" in machine_checks._no_gpu(None).remedy
     assert "CUDA_VISIBLE_DEVICES" in machine_checks._no_gpu("13.0").remedy
+
+
+def test_a_vllm_that_is_imported_too_slowly_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software_checks, "_version", lambda package: "1.0" if package == "vllm" else "")
+    monkeypatch.setattr(software_checks, "VLLM_IMPORT_S", 0.001)
+    check = software_checks.check_vllm(deep=True)
+    assert check.status == "warning" and "was not imported within" in check.found
+
+
+def test_memory_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text(f"{GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{GIB // 2}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {GIB // 4}\n")
+    monkeypatch.setattr(machine_checks, "CONTROL_GROUP", tmp_path)
+    check = machine_checks.check_memory()
+    assert check.status == "warning" and check.found == "0.8 of 1.0 GiB available"
+    (tmp_path / "memory.max").write_text("max\n")
+    assert "1.0 GiB" not in machine_checks.check_memory().found

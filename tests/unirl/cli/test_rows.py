@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 
@@ -48,3 +50,8 @@ def test_no_rows_still_name_the_columns(
     monkeypatch.setenv("COLUMNS", "80")
     shown = printed(pa.table({"key": pa.array([], pa.string())}), capsys)
     assert "key" in shown and shown.endswith("0 rows\n")
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(pa.table({"score": [float("nan"), float("inf"), 0.5]}), "json")
+    assert [row["score"] for row in json.loads(capsys.readouterr().out)] == [None, None, 0.5]

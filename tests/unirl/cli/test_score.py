@@ -107,9 +107,10 @@ def test_pictures_without_words_need_a_question_without_them(reward: Brightness,
 def test_a_model_without_a_question_and_one_of_another_kind_are_told(tmp_path: Path, folder: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
     runner = CliRunner()
     without = runner.invoke(app, ["score", str(folder), "--reward", str(model)])
     assert "has no question of its own; ask one" in str(without.exception)
+    (model / "config.json").write_text('{"model_type": "llama"}')
     other = runner.invoke(app, ["score", str(folder), "--reward", str(model), "--question", "sharp ?"])
-    assert "holds a model of type 'llama', wanted 'qwen2_5_vl'" in str(other.exception)
+    assert "holds a model of type 'llama', wanted a Qwen2.5-VL" in str(other.exception)

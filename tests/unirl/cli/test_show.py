@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from storage import FeatureStore
+from unirl.cli import show as show_command
 from unirl.cli.contact_sheet import draw_sheet
 from unirl.cli.data import data_app
 from unirl.cli.half_blocks import as_half_blocks, as_letters, fitted_size
@@ -58,9 +60,9 @@ def test_letters_are_denser_where_it_is_brighter() -> None:
 def test_a_key_is_drawn_and_described(toy_store: FeatureStore) -> None:
     result = call("show", toy_store.path, "toy/03")
     assert result.exit_code == 0, result.output
-    drawn, facts = result.output.split(" row ", 1)
-    lines = drawn.splitlines()
-    assert len(lines) == 40 and {len(line) for line in lines} == {80}, "8 x 8 pixels, ten times"
+    lines = result.output.splitlines()[-40:]
+    facts, drawn = result.output[: -len("\n".join(lines)) - 1], "\n".join(lines)
+    assert "toy/03" not in drawn and {len(line) for line in lines} == {80}, "8 x 8 pixels, ten times"
     assert "toy/03" in facts and "black and white" in facts and "▀" not in drawn
     described = json.loads(call("show", toy_store.path, "toy/03", "--json").output)
     assert described["caption"] == "black and white" and described["row"] == 3
@@ -100,3 +102,13 @@ def test_tiles_stand_in_rows_and_words_are_cut() -> None:
     assert sheet.size == (2 * 48 + 8, 2 * 76 + 8)
     assert sheet.getpixel((28, 20)) == RED and sheet.getpixel((10, 20)) == (250, 250, 250)
     assert sheet.getpixel((70, 28)) == BLUE
+
+
+def test_a_terminal_without_colours_gets_letters(
+    toy_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = partial(Console, force_terminal=True, color_system="truecolor", no_color=True)
+    monkeypatch.setattr(show_command, "Console", plain)
+    show_command._draw(np.full((8, 8, 3), 255, np.uint8))
+    said = capsys.readouterr().out
+    assert "▀" not in said and "@@@@@@@@" in said

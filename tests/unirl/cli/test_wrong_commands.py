@@ -89,6 +89,11 @@ COMMAND_LINES = {
     "doctor --folder prompts.txt": "dir 'prompts.txt' is a file",
     "doctor --deeep": "No such option: --deeep (Possible options: --deep, --help)",
     "--verson": "No such option: --verson (Possible options: --version)",
+    "train shapes --settings pictures/a.png": "pictures/a.png: no text, wanted a PATH=VALUE on each",
+    f"train shapes --seed {1 << 63}": "Invalid value for '--seed': Input should be less than or equal to",
+    "quarantine store --save prompts.txt": "--save prompts.txt: there is a file of this name; name a folder",
+    "show store --sheet s.png --side 999999": "Invalid value for '--side'",
+    "export store out --where row<0": "no row where row<0; `unirl info store` tells what is there",
     "show store --sheet s.png --where row<0": "no row where row<0; `unirl info store` tells what is there",
 }
 """Ended with 2."""
@@ -107,6 +112,18 @@ NAMES = {
     "train shapes --set tokenizer.batch_size=0": "tokenizer: batch_size is 0, wanted 1 or more",
     "train shapes --set reward.learning_rate=0": "reward: learning_rate is 0.0, wanted a number above 0",
     "train shapes --set sft.text_fraction=2": "sft: text_fraction is 2.0, wanted 0 to 1",
+    "train shapes --set sft.config.width=0": "sft.config: width is 0; wanted 1 or more",
+    "train shapes --set sft.config.num_heads=3": "3 heads share a width of 128; wanted an even number",
+    "train shapes --set sft.config.num_layers=-1": "sft.config: num_layers is -1; wanted 1 or more",
+    "train shapes --set tokenizer.config.fold=0": "tokenizer.config: fold is 0; wanted 1 or more",
+    "train shapes --set tokenizer.config.channel_multiplier=0": "channel_multiplier is (0,); wanted 1",
+    "train shapes --set reward.config.num_kv_heads=0": "reward.config: num_kv_heads is 0; wanted 1 or more",
+    "train shapes --set lora_rank=-1": "lora_rank is -1, wanted 1 or more, or 0 for no adapters",
+    "train shapes --set data.num_eval=0": "data: num_eval is 0; wanted 1 or more",
+    "train own_data --set data.judge_bar=7": "data: judge_bar is 7.0, wanted 0 to 1",
+    "train own_data --store store --set data.judge_model=nowhere": f"nowhere: {MODEL}",
+    "train own_data --store store --set tokenizer.model=policy": "tokenizer.model: policy: holds a model of",
+    "train own_data --store store --set reward.model=policy": "reward.model: policy: holds a model of",
     "train motion --set clip.fps=1": "a clip of 1.0 s at 1.0 frames a second is one picture",
     "train motion --set clip.fps=-1": "a clip of 1.0 s at -1.0 frames a second has no frame",
     "train motion --set data.num_held_out=30": "data: num_held_out is 30, wanted 0 to 24",
@@ -126,6 +143,9 @@ NAMES = {
     "resume nothing": "nothing: no run.json, so there is no run to go on with",
     "resume prompts.txt": "prompts.txt: no run.json, so there is no run to go on with",
     "resume damaged": "damaged/run.json: cannot be read",
+    "resume other": "other/run.json: does not say config, so it is no record of a run",
+    "eval mine": "mine: was made by a recipe 'dots', which no installed package has",
+    "resume mine": "if a script made it, start that again",
     "report nothing": "nothing: no such run directory; `runs/NAME` is made when a recipe starts",
     "eval nothing": "nothing: no run.json",
     "eval run": "run: its models are not prepared yet; `unirl resume run` goes on with it",
@@ -146,6 +166,9 @@ NAMES = {
     "ingest pictures new --tensor codes": "wanted NAME:DTYPE[3,HEIGHT,WIDTH], such as pixels:uint8",
     "ingest pictures store/blobs": "the folder holds other files",
     "gc nowhere": "there is no such folder; did you mean",
+    "ingest store new": "store: this is a feature store, not a source",
+    "export store store/out": "store/out: lies inside of the store",
+    "ingest table.jsonl new --map split=splitt": "no row has 'splitt' (mapped to 'split')",
     "import nowhere new": "this is not an exported folder (no export.json in it)",
     "score pictures --reward nowhere --question q": f"nowhere: {MODEL}",
     "ingest '' new": "the name of a source is empty; name a folder, a tar or a table",
@@ -160,6 +183,12 @@ NAMES = {
     "bench loader store --tensor pixles": "no tensor column 'pixles'",
     # models
     "score pictures --reward nowhere": f"nowhere: {MODEL}",
+    "tokenizer encode store --tokenizer policy": "policy: holds a model of type 'llama', wanted an image",
+    "reward serve policy": "holds a model of type 'llama', wanted a Qwen2.5-VL",
+    "score pictures --reward policy --question q": "holds a model of type 'llama', wanted a Qwen2.5-VL",
+    "rollout serve policy": "policy: a 'llama' without image_grid.json, so this is no joint-voc",
+    "join policy policy --out m": "policy: holds a model of type 'llama', wanted an image tokenizer",
+    "join empty policy --out m": "empty/config.json: names no model_type",
     "tokenizer encode store --tokenizer nowhere": f"nowhere: {MODEL}",
     "sft store --tokenizer nowhere --out m": f"nowhere: {MODEL}",
     "reward serve nowhere": f"nowhere: {MODEL}",
@@ -174,7 +203,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def folder(toy_store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store, pictures, a list of prompts, and two folders that look like runs."""
+    """A store, pictures, texts, and folders that look like runs and models."""
     folder = tmp_path_factory.mktemp("wrong")
     shutil.copytree(toy_store.path, folder / "store")
     (folder / "pictures").mkdir()
@@ -183,6 +212,15 @@ def folder(toy_store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) ->
     (folder / "run").mkdir()
     record = {"recipe": "shapes", "seed": 0, "assignments": [], "config": {}}
     (folder / "run" / "run.json").write_text(json.dumps(record))
+    (folder / "other").mkdir()
+    (folder / "other" / "run.json").write_text('{"recipe": "shapes", "seed": 0}')
+    (folder / "mine").mkdir()
+    (folder / "mine" / "run.json").write_text(json.dumps(record | {"recipe": "dots"}))
+    (folder / "policy").mkdir()
+    (folder / "policy" / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "empty").mkdir()
+    (folder / "empty" / "config.json").write_text("{}")
+    (folder / "table.jsonl").write_text('{"caption": "a cat", "split": "rl"}\n')
     (folder / "damaged").mkdir()
     (folder / "damaged" / "run.json").write_text("{")
     return folder

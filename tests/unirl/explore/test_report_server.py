@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +49,29 @@ def test_the_page_is_renewed_when_the_run_has_written(server: ReportServer, run:
     line = {"kind": "train", "stage": "extra", "step": 99, "reward/mean": 1.0}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    assert _get(f"{server.url}version").text != version
+    assert server.version() != version
     assert "extra" in _get(server.url).text
+
+
+def test_open_pages_rest_after_one_was_drawn(server: ReportServer, run: Path) -> None:
+    version = server.version()
+    server.page()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "train", "stage": "extra", "step": 99}) + "\n")
+    assert _get(f"{server.url}version").text == version
+    server._rests_until = 0.0
+    assert _get(f"{server.url}version").text == server.version() != version
+
+
+def test_a_browser_that_leaves_is_no_error(server: ReportServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.page()
+    port = int(server.url.rstrip("/").rpartition(":")[2])
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            leaving.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
+    assert _get(f"{server.url}version").status_code == 200
+    assert capsys.readouterr().err == ""
 
 
 def test_it_listens_to_this_machine_and_under_its_own_name_alone(server: ReportServer) -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_finite_number_is_nan(value: object) -> None:
     assert math.isnan(number({"x": value}, "x"))
     assert math.isnan(number({}, "x"))
+
+
+def test_exploring_needs_no_torch() -> None:
+    script = "import sys, unirl.explore; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -30,13 +30,17 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("module", "command"),
-    [(None, "unirl train shapes"), ("recipes.shapes", "python -m recipes.shapes train shapes")],
+    ("program", "module", "command"),
+    [
+        ("unirl", None, "unirl train shapes"),
+        ("dots.py", None, "python dots.py train shapes"),
+        ("unirl", "recipes.shapes", "python -m recipes.shapes train shapes"),
+    ],
 )
 def test_the_command_names_no_folder_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str | None, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, module: str | None, command: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["/home/me/bin/unirl", "train", "shapes"])
+    monkeypatch.setattr(sys, "argv", [f"/home/me/bin/{program}", "train", "shapes"])
     spec = None if module is None else ModuleSpec(module, None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     record(tmp_path / "run")

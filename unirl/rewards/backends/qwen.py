@@ -19,6 +19,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from unirl.errors import ShapeError
+from unirl.model_folder import QWEN_VL, require_model
 from unirl.rewards.backends.base import (
     AnswerLogprobs,
     Generation,
@@ -88,9 +89,10 @@ class TransformersBackend:
         """Read a model directory in the format of transformers, in eval mode.
 
         Raises:
-            ConfigError: If there is no model in it.
+            ConfigError: If there is no Qwen2.5-VL in it.
         """
         directory = Path(directory)
+        require_model(directory, QWEN_VL)
         identity = f"transformers/{directory_identity(directory)}"
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(directory, dtype=dtype).eval().to(device)
         processor = AutoImageProcessor.from_pretrained(directory)
