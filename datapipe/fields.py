@@ -13,7 +13,7 @@ from datapipe.decode.image import DEFAULT_MAX_PIXELS, WHITE
 from datapipe.decode.resize import Resample, check_resample
 from datapipe.errors import LoaderError
 from datapipe.transforms import Transform
-from datapipe.whole_numbers import whole_number
+from datapipe.whole_numbers import check_whole_numbers, whole_number
 
 __all__ = ["BatchContents", "Field", "ImageField", "RawSample", "TextField"]
 
@@ -35,8 +35,10 @@ class ImageField:
             raise LoaderError(f"pixels is {self.pixels!r}, wanted 'float32' or 'uint8'")
         whole_number("max_pixels", self.max_pixels, 1)
         if self.size is not None:
-            _check_numbers("size", self.size, 2, lowest=1, wanted="(height, width) in pixels, or None")
-        _check_numbers("background", self.background, 3, lowest=0, wanted="red, green and blue of 0..255")
+            check_whole_numbers("size", self.size, 2, lowest=1, wanted="(height, width) in pixels, or None")
+        check_whole_numbers(
+            "background", self.background, 3, lowest=0, wanted="red, green and blue of 0..255"
+        )
         if not isinstance(self.transforms, Sequence) or not all(map(callable, self.transforms)):
             raise LoaderError(
                 f"transforms is {self.transforms!r}, wanted a tuple of functions, such as (flip,)"
@@ -116,10 +118,3 @@ class BatchContents:
     @property
     def needs_blob(self) -> bool:
         return self.image is not None or any(made.needs_blob for made in self.fields.values())
-
-
-def _check_numbers(name: str, values: Any, count: int, *, lowest: int, wanted: str) -> None:
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
-        raise LoaderError(f"{name} is {values!r}, wanted {wanted}")
-    for value in values:
-        whole_number(f"{name} is {values!r}: one of its numbers", value, lowest)

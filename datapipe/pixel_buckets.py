@@ -62,7 +62,8 @@ class PixelBuckets:
         self.multiple_of, self._pixel_budget = multiple_of, pixel_budget
         aspects = np.log(pictures[:, 1] / pictures[:, 0])
         bucket_aspects = np.log([width / height for height, width in self.sizes])
-        self.buckets = np.abs(aspects[:, None] - bucket_aspects).argmin(axis=1)
+        # The nearest one of a falling list, without a table of all pictures and all buckets.
+        self.buckets = np.searchsorted(-(bucket_aspects[1:] + bucket_aspects[:-1]) / 2, -aspects)
         self.mean_stretch = float(np.exp(np.abs(aspects - bucket_aspects[self.buckets]).mean()))
 
     def batches(

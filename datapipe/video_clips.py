@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from datapipe.decode.resize import resize_pixels
 from datapipe.decode.video import VideoInfo, VideoReader, VideoSource
 from datapipe.errors import DataError
+from datapipe.whole_numbers import check_whole_numbers, whole_number
 
 if TYPE_CHECKING:
     from datapipe.fields import RawSample
@@ -28,10 +31,17 @@ class ClipField:
     size: tuple[int, int] | None = None  # (height, width) pixels; None keeps those of the video
 
     def __post_init__(self) -> None:
-        if self.length_s <= 0 or self.fps <= 0 or self.num_frames < 1:
+        if (
+            not _is_finite(self.length_s, self.fps)
+            or min(self.length_s, self.fps) <= 0
+            or self.num_frames < 1
+        ):
             raise DataError(
-                f"a clip of {self.length_s} s at {self.fps} frames a second has no frame; raise one of them"
+                f"a clip of {self.length_s!r} s at {self.fps!r} frames a second has no frame, or no end; "
+                f"wanted two numbers whose product is 1 or more"
             )
+        if self.size is not None:
+            check_whole_numbers("size", self.size, 2, lowest=1, wanted="(height, width) in pixels, or None")
 
     @property
     def num_frames(self) -> int:
@@ -60,14 +70,17 @@ class VideoField:
 
     def __post_init__(self) -> None:
         is_listed = isinstance(self.starts, tuple)
-        if self.num_clips < 1 or (is_listed and len(self.starts) != self.num_clips):
+        whole_number("num_clips", self.num_clips, 1)
+        if is_listed and len(self.starts) != self.num_clips:
             raise DataError(
-                f"num_clips is {self.num_clips} and starts are {self.starts}; wanted 1 or more, and as many "
-                f"starts as clips"
+                f"num_clips is {self.num_clips} and starts are {self.starts}; wanted as many starts as clips"
             )
         if not is_listed and self.starts not in ("even", "random"):
             raise DataError(f"starts are {self.starts!r}, wanted 'even', 'random' or a tuple of seconds")
-        if (self.frames is None) != (self.frames_fps is None) or (self.frames_fps or 1) <= 0:
+        if is_listed and not _is_finite(*self.starts):
+            raise DataError(f"starts are {self.starts!r}, wanted seconds, finite numbers")
+        rate = 1.0 if self.frames_fps is None else self.frames_fps
+        if (self.frames is None) != (self.frames_fps is None) or not _is_finite(rate) or rate <= 0:
             raise DataError(
                 f"frames is {self.frames!r} and frames_fps {self.frames_fps}; give both, the rate above 0, "
                 f"or neither"
@@ -104,6 +117,10 @@ class VideoField:
         if self.starts == "even":
             return even_starts(duration_s, self.clip, self.num_clips)
         return random_starts(duration_s, self.clip, self.num_clips, seed)
+
+
+def _is_finite(*numbers: object) -> bool:
+    return all(isinstance(number, Real) and math.isfinite(number) for number in numbers)
 
 
 def even_starts(duration_s: float, clip: ClipField, num_clips: int) -> list[float]:

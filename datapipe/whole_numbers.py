@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from datapipe.errors import LoaderError
 
-__all__ = ["positive_numbers", "whole_number"]
+__all__ = ["check_whole_numbers", "positive_numbers", "whole_number"]
 
 
 def whole_number(name: str, value: Any, lowest: int | None = None) -> int:
@@ -24,6 +25,18 @@ def whole_number(name: str, value: Any, lowest: int | None = None) -> int:
         wanted = "a whole number" if lowest is None else f"a whole number, {lowest} or more"
         raise LoaderError(f"{name} is {value!r}, wanted {wanted}")
     return int(value)
+
+
+def check_whole_numbers(name: str, values: Any, count: int, *, lowest: int, wanted: str) -> None:
+    """Refuse what is no sequence of so many whole numbers.
+
+    Raises:
+        LoaderError: With the values and what is wanted.
+    """
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
+        raise LoaderError(f"{name} is {values!r}, wanted {wanted}")
+    for value in values:
+        whole_number(f"{name} is {values!r}: one of its numbers", value, lowest)
 
 
 def positive_numbers(name: str, values: ArrayLike, *, ndim: int, wanted: str) -> NDArray[np.int64]:

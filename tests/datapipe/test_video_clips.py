@@ -121,6 +121,22 @@ def test_a_field_takes_stored_frames_where_they_are() -> None:
         field.read(raw(tensors={"frames": stored(10).astype(np.float32)}))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length_s": float("nan")}, "a clip of nan s at 8 frames a second"),
+        ({"length_s": float("inf")}, "a clip of inf s at 8 frames a second"),
+        ({"length_s": "1"}, "a clip of '1' s at 8 frames a second"),
+        ({"fps": 0.1}, "a clip of 1 s at 0.1 frames a second has no frame"),
+        ({"size": 4}, r"size is 4, wanted \(height, width\)"),
+        ({"size": (0, 4)}, r"size is \(0, 4\): one of its numbers is 0"),
+    ],
+)
+def test_clips_of_no_frames_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ClipField(**{"length_s": 1, "fps": 8, **options})
+
+
 def test_fields_that_make_no_sense_are_refused() -> None:
     clip = ClipField(length_s=0.2, fps=30)
     with pytest.raises(DataError, match="as many starts as clips"):
@@ -129,6 +145,12 @@ def test_fields_that_make_no_sense_are_refused() -> None:
         VideoField(clip=clip, starts="middle")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="give both"):
         VideoField(clip=clip, frames="frames")
+    with pytest.raises(DataError, match=r"num_clips is 1\.5, wanted a whole number"):
+        VideoField(clip=clip, num_clips=1.5)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"starts are \(nan,\), wanted seconds, finite numbers"):
+        VideoField(clip=clip, starts=(float("nan"),))
+    with pytest.raises(DataError, match="frames_fps nan; give both, the rate above 0"):
+        VideoField(clip=clip, frames="frames", frames_fps=float("nan"))
     with pytest.raises(DataError, match="the row has no duration_s"):
         VideoField(clip=clip).read(raw(columns={"duration_s": None, "n_frames": 30}))
 

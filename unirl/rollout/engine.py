@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from numbers import Integral
+from typing import Protocol, get_args
 
 import numpy as np
 import torch
@@ -61,15 +62,17 @@ class RolloutRequest:
         if len(self.seeds) != len(self.prompts):
             wrong.append(f"{len(self.seeds)} seeds for {len(self.prompts)} prompts; give one for each")
         wrong.extend(
-            f"{prompt.key}: seed {seed}; a seed is made of integers from 0"
+            f"{prompt.key}: seed {seed!r}; a seed is made of integers from 0"
             for prompt, seed in zip(self.prompts, self.seeds, strict=False)
-            if any(number < 0 for number in seed)
+            if not isinstance(seed, Sequence) or not seed or not all(_is_whole(number, 0) for number in seed)
         )
-        if self.group_size < 1 or self.max_new_tokens < 1:
+        if not _is_whole(self.group_size, 1) or not _is_whole(self.max_new_tokens, 1):
             wrong.append(
-                f"group_size is {self.group_size} and max_new_tokens {self.max_new_tokens}; "
-                "both are 1 or more"
+                f"group_size is {self.group_size!r} and max_new_tokens {self.max_new_tokens!r}; "
+                "both are integers of 1 or more"
             )
+        if self.prompts and self.direction not in get_args(Direction):
+            wrong.append(f"{self.prompts[0].key}: direction {self.direction!r}; wanted text or image")
         wrong.extend(
             f"{prompt.key}: direction {prompt.direction!r}, the first prompt's is {self.direction!r}; "
             "roll out one direction at a time"
@@ -143,6 +146,10 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Give back what the engine holds; it is not used again."""
         ...
+
+
+def _is_whole(number: object, least: int) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= least
 
 
 def sample_uniforms(seed: Sequence[int], num_samples: int, length: int) -> np.ndarray:

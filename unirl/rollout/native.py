@@ -66,8 +66,10 @@ class NativeEngine:
             ConfigError: If max_rows is below 1, or dtype or compile is asked of a model without a decoder of
                 its own.
         """
-        if max_rows is not None and max_rows < 1:
-            raise ConfigError(f"max_rows is {max_rows}; the engine needs 1 or more, or None for all at once")
+        if max_rows is not None and not (isinstance(max_rows, int) and max_rows >= 1):
+            raise ConfigError(
+                f"max_rows is {max_rows!r}; the engine needs 1 or more, or None for all at once"
+            )
         self.policy, self.max_rows = policy, max_rows
         self.decoder = decoder or _decoder_for(policy, dtype, compile, own_weights)
         self.policy_version = 0

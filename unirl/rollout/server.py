@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unirl.errors import ConfigError
+from unirl.errors import ConfigError, RolloutError
+from unirl.rollout.server_client import UPDATE_HEADER
 from unirl.rollout.vllm_local import LocalVllm, VllmSettings
 from unirl.rollout.vllm_requests import TokenRequest, WeightBucket
 from unirl.rollout.weight_sync_memory import unpack
@@ -28,6 +30,36 @@ if TYPE_CHECKING:
 __all__ = ["make_app", "serve"]
 
 Work = Callable[[Any], Any]
+Guard = Callable[[str], None]
+
+
+class _Updates:
+    """Whose weights the engine has. Versions do not tell: two trainers may be at the same one."""
+
+    def __init__(self) -> None:
+        self.begun = self.done = ""
+
+    def begin(self) -> dict[str, str]:
+        self.begun, self.done = secrets.token_hex(8), ""
+        return {"update": self.begun}
+
+    def finish(self) -> None:
+        self.done = self.begun
+
+    def require_begun(self, name: str) -> None:
+        if name != self.begun:
+            raise RolloutError(
+                "another trainer began to sync its weights while this one did, or the server was restarted; "
+                "give each trainer a server of its own"
+            )
+
+    def require_done(self, name: str) -> None:
+        if name != self.done:
+            raise RolloutError(
+                "the engine's weights are not those of this trainer's last sync: another trainer has "
+                "synced its own, or the server was restarted; give each trainer a server of its own, and "
+                "resume the run"
+            )
 
 
 def make_app(engine: LocalVllm, *, token: str) -> Starlette:
@@ -42,35 +74,59 @@ def make_app(engine: LocalVllm, *, token: str) -> Starlette:
     from starlette.routing import Route
 
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+    updates = _Updates()
 
-    def route(path: str, work: Work, *, method: str = "POST", is_json: bool = True) -> Route:
+    def route(
+        path: str, work: Work, *, guard: Guard | None = None, method: str = "POST", is_json: bool = True
+    ) -> Route:
         async def answer(request: Request) -> Response:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 return JSONResponse({"error": "a valid token is needed"}, status_code=401)
-            content = None
-            if method == "POST":
-                content = await (request.json() if is_json else request.body())
+            name = request.headers.get(UPDATE_HEADER, "")
+
+            def answered(content: Any) -> Response:
+                if guard is not None:
+                    guard(name)
+                return JSONResponse(work(content))
+
             try:
-                found = await asyncio.get_running_loop().run_in_executor(worker, work, content)
-            except (ValueError, LookupError, TypeError, RuntimeError) as error:
+                content = await (request.json() if is_json else request.body()) if method == "POST" else None
+                return await asyncio.get_running_loop().run_in_executor(worker, answered, content)
+            except Exception as error:  # whatever the engine raises is the trainer's to know
                 return JSONResponse({"error": f"{type(error).__name__}: {error}"}, status_code=400)
-            return JSONResponse(found)
 
         endpoint: Callable[[Request], Awaitable[Response]] = answer
         return Route(path, endpoint, methods=[method])
 
+    def begin(values: dict[str, Any]) -> dict[str, str]:
+        engine.begin_update(step=values["step"])
+        return updates.begin()
+
+    def backend(values: dict[str, Any]) -> dict[str, str]:
+        engine.backend(**values)
+        return updates.begin() if values["method"] == "start_weight_update" else {}
+
+    def learn(values: dict[str, Any]) -> dict[str, str]:
+        engine.learn(**values)
+        return updates.begin()
+
+    def finish(values: dict[str, Any]) -> None:
+        engine.finish_update(values["version"])
+        updates.finish()
+
+    begun = updates.require_begun
     return Starlette(
         routes=[
-            route("/info", lambda _: asdict(engine.info), method="GET"),
-            route("/generate", lambda values: _generate(engine, values)),
-            route("/weights/begin", lambda values: engine.begin_update(step=values["step"])),
-            route("/weights/shared", lambda values: _put_shared(engine, values)),
-            route("/weights/body", lambda body: _put_body(engine, body), is_json=False),
-            route("/weights/backend", lambda values: engine.backend(**values)),
-            route("/weights/learn", lambda values: engine.learn(**values)),
-            route("/weights/checksums", lambda values: dict(engine.checksums(**values))),
-            route("/weights/finish", lambda values: engine.finish_update(values["version"])),
+            route("/info", lambda _: {**asdict(engine.info), "update": updates.done}, method="GET"),
+            route("/generate", lambda values: _generate(engine, values), guard=updates.require_done),
+            route("/weights/begin", begin),
+            route("/weights/shared", lambda values: _put_shared(engine, values), guard=begun),
+            route("/weights/body", lambda body: _put_body(engine, body), guard=begun, is_json=False),
+            route("/weights/backend", backend),
+            route("/weights/learn", learn),
+            route("/weights/checksums", lambda values: dict(engine.checksums(**values)), guard=begun),
+            route("/weights/finish", finish, guard=begun),
         ]
     )
 
@@ -93,16 +149,25 @@ def serve(
         port: 0 takes a free one.
         settings: Of the engine.
         on_ready: Called with the URL when requests are taken.
+
+    Raises:
+        ConfigError: If there is no listening there; before the engine is started.
     """
     try:
         import uvicorn
     except ImportError as error:
         raise ConfigError("serving needs the extra serve: pip install 'unirl[serve]'") from error
-    app = make_app(LocalVllm(model, settings), token=token)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host}, port {port}: {error.strerror}; give another --port, or an "
+                "address of this machine as --host"
+            ) from error
+        app = make_app(LocalVllm(model, settings), token=token)
         shown = f"[{host}]" if ":" in host else host
         on_ready(f"http://{shown}:{listener.getsockname()[1]}")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))

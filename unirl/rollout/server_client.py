@@ -19,6 +19,9 @@ __all__ = ["TOKEN_VARIABLE", "RemoteVllm"]
 TOKEN_VARIABLE = "UNIRL_ROLLOUT_TOKEN"
 SHARED_VARIABLE = "UNIRL_ROLLOUT_SHARED_MEMORY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+UPDATE_HEADER = "X-Unirl-Update"
+"""Of a request: the update that its weights belong to, or that it wants to sample from."""
+_NO_SERVER = "this is no `unirl rollout serve` of this version; look at the URL"
 
 
 class RemoteVllm:
@@ -45,6 +48,10 @@ class RemoteVllm:
         if not secret:
             raise ConfigError(f"{url}: a rollout server wants a token; set {TOKEN_VARIABLE} to the server's")
         self._url, self._timeout_s = url.rstrip("/"), timeout_s
+        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+            raise ConfigError(
+                f"{url!r} is no URL of a rollout server; wanted one such as http://127.0.0.1:8300"
+            )
         self._client = httpx.Client(
             base_url=self._url,
             timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0)),
@@ -52,12 +59,20 @@ class RemoteVllm:
             trust_env=False,
         )
         is_near = urlsplit(url).hostname in LOOPBACK and os.environ.get(SHARED_VARIABLE) != "0"
-        self._shared = SharedBlock() if (is_near if shared_memory is None else shared_memory) else None
-        self.info = replace(EngineInfo(**self._call("GET", "info", step=None)), endpoint=self._url)
+        self._shared: SharedBlock | None = None
+        self._begun = ""
+        found = self._call("GET", "info", step=None)
+        try:
+            self.info = replace(EngineInfo(**found), endpoint=self._url)
+        except TypeError as error:
+            raise RolloutError(f"{self._url}/info: answered {found!r:.200}; {_NO_SERVER}") from error
+        if is_near if shared_memory is None else shared_memory:
+            self._shared = SharedBlock()
 
     def generate(self, request: TokenRequest, *, step: int) -> TokenAnswer:
         """Serve a request."""
-        answer = TokenAnswer.from_json(self._call("POST", "generate", step=step, json=request.to_json()))
+        found = self._call("POST", "generate", step=step, update=self.info.update, json=request.to_json())
+        answer = TokenAnswer.from_json(found)
         if answer.policy_version != self.info.policy_version:
             raise RolloutError(
                 f"{self._url}/generate, step {step}: answered with policy version {answer.policy_version}, "
@@ -67,7 +82,7 @@ class RemoteVllm:
 
     def begin_update(self, *, step: int) -> None:
         """Get ready for new weights."""
-        self._call("POST", "weights/begin", step=step, json={"step": step})
+        self._begun = self._call("POST", "weights/begin", step=step, json={"step": step})["update"]
 
     def put(self, bucket: WeightBucket, *, step: int) -> Mapping[str, Checksums]:
         """Load some weights, through shared memory or in the body of a request."""
@@ -85,11 +100,13 @@ class RemoteVllm:
     def backend(self, method: str, values: Mapping[str, Any], *, step: int) -> None:
         """Call one of the methods of vLLM's weight transfers in the server's worker."""
         content = {"method": method, "values": dict(values), "step": step}
-        self._call("POST", "weights/backend", step=step, json=content)
+        found = self._call("POST", "weights/backend", step=step, json=content)
+        self._begun = found.get("update", self._begun)
 
     def learn(self, shapes: Mapping[str, tuple[int, ...]], *, step: int) -> None:
         """Find out where tensors of these names and shapes end up. Overwrites the weights."""
-        self._call("POST", "weights/learn", step=step, json={"shapes": dict(shapes), "step": step})
+        content = {"shapes": dict(shapes), "step": step}
+        self._begun = self._call("POST", "weights/learn", step=step, json=content)["update"]
 
     def checksums(self, *, step: int) -> Mapping[str, str]:
         """Of all tensors as the engine holds them."""
@@ -99,7 +116,7 @@ class RemoteVllm:
     def finish_update(self, version: int) -> None:
         """End the update."""
         self._call("POST", "weights/finish", step=version, json={"version": version})
-        self.info = replace(self.info, policy_version=version)
+        self.info = replace(self.info, policy_version=version, update=self._begun)
 
     def close(self) -> None:
         """Close the connection; the server goes on."""
@@ -107,10 +124,13 @@ class RemoteVllm:
         if self._shared is not None:
             self._shared.close()
 
-    def _call(self, method: str, path: str, *, step: int | None, **content: Any) -> Any:
+    def _call(
+        self, method: str, path: str, *, step: int | None, update: str | None = None, **content: Any
+    ) -> Any:
         place = f"{self._url}/{path}" + ("" if step is None else f", step {step}")
         try:
-            response = self._client.request(method, path, **content)
+            headers = {UPDATE_HEADER: self._begun if update is None else update}
+            response = self._client.request(method, path, headers=headers, **content)
         except httpx.TimeoutException as error:
             raise RolloutError(
                 f"{place}: no answer within {self._timeout_s:g} s; the engine took the request and hangs, or "
@@ -120,4 +140,7 @@ class RemoteVllm:
             raise RolloutError(f"{place}: {error or type(error).__name__}; is the server running?") from error
         if response.status_code != httpx.codes.OK:
             raise RolloutError(f"{place}: status {response.status_code}, {response.text.strip()}")
-        return response.json()
+        try:
+            return response.json()
+        except ValueError as error:
+            raise RolloutError(f"{place}: answered {response.text!r:.200}; {_NO_SERVER}") from error

@@ -78,8 +78,7 @@ class VllmEngine:
         else:
             self._backend = self._backend or Backend(self._engine, policy, rank=rank)
             report = self._backend.send(version)
-        if not is_sender:
-            self._engine.info = replace(self._engine.info, policy_version=version)
+        self._tell_ranks(version)
         started = time.perf_counter()
         gap = require_agreement(
             policy,
@@ -141,6 +140,14 @@ class VllmEngine:
             )
             for sample, ids, logprobs in zip(samples, answer.ids, answer.logprobs, strict=True)
         ]
+
+    def _tell_ranks(self, version: int) -> None:
+        """Let all ranks know which update they sample from from now on."""
+        if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+            return
+        update = [self._engine.info.update]
+        torch.distributed.broadcast_object_list(update)
+        self._engine.info = replace(self._engine.info, policy_version=version, update=update[0])
 
     def _synced_policy(self) -> TokenLM:
         if self._policy is None:

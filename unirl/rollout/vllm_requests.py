@@ -5,6 +5,7 @@ The same records travel inside one process and, as JSON, to a server.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -140,6 +141,12 @@ class TokenAnswer:
             found, wanted, start = len(ids), request.limit(row), len(request.begun(row))
             if len(logprobs) != found:
                 raise RolloutError(f"row {row}: {found} tokens with {len(logprobs)} log-probs")
+            if not all(map(math.isfinite, logprobs)):
+                raise RolloutError(
+                    f"row {row}: log-probs {logprobs[:4]} are not all finite, so the logits are not; the "
+                    "weights have NaN or infinite values, or the dtype is too narrow: go back to the last "
+                    "good checkpoint, with a lower learning rate, or take bfloat16 instead of float16"
+                )
             for place, token in enumerate(ids, start):
                 if place >= start + wanted or not request.allowed.allows(place, token):
                     allowed = request.allowed.at(min(place, start + wanted - 1))
@@ -186,6 +193,9 @@ class EngineInfo:
     """Of its weights; -1 before the first sync."""
     transfer: str = SHARED_MEMORY
     """Name of the weight transfer that its workers were started with."""
+    update: str = ""
+    """Which update brought its weights, by a name that a server gives, since two trainers may be at one
+    version. Empty in process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ account for, on either side, is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ from unirl.rollout.vllm_requests import Checksums
 from unirl.rollout.weight_sync_checksums import checksum, checksum_kind, copy_checked
 
 __all__ = ["EngineWeights"]
+
+_OTHER_MODEL = (
+    "the engine was started for another model, or another trainer's came before: start it from this policy's "
+    "config.json"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class EngineWeights:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._copies: dict[str, list[_Copy]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._owners: dict[tuple[int, int, int], str] = {}
         self._filled: dict[int, set[tuple[int, int]]] = {}
         """By the address of a parameter's storage: offsets and lengths that something was written to."""
@@ -73,7 +79,7 @@ class EngineWeights:
 
         What was known before is forgotten.
         """
-        for known in (self._copies, self._owners, self._filled):
+        for known in (self._copies, self._shapes, self._owners, self._filled):
             known.clear()
         for name, shape in shapes.items():
             self._learn([(name, torch.zeros(shape, dtype=dtype, device=device))])
@@ -94,7 +100,9 @@ class EngineWeights:
         """
         missing = sorted(self._copies.keys() - self._seen)
         if missing:
-            raise RolloutError(f"weight sync: the trainer did not send {_listed(missing)} this time")
+            raise RolloutError(
+                f"weight sync: the trainer did not send {_listed(missing)} this time; {_OTHER_MODEL}"
+            )
         empty = sorted(
             f"{name} ({filled} of {parameter.numel()} values)"
             for name, parameter in self._model.named_parameters()
@@ -113,7 +121,12 @@ class EngineWeights:
 
     def _load(self, name: str, tensor: Tensor) -> Checksums:
         kind = checksum_kind(tensor.device)
-        copies = self._copies[name]
+        copies, shape = self._copies[name], self._shapes[name]
+        if tensor.shape != shape:
+            raise RolloutError(
+                f"weight sync: {name} is {tuple(tensor.shape)}, the engine's model has {shape} there; "
+                f"{_OTHER_MODEL}"
+            )
         place = copies[0].target
         is_owner = self._owners[_key(place)] == name
         if len(copies) == 1 and place.is_contiguous() and copies[0].stride == _row_major(copies[0].size):
@@ -131,7 +144,7 @@ class EngineWeights:
         # A storage of its own for each, so that a copy's source says which tensor it belongs to.
         clones = [(name, tensor.clone(memory_format=torch.contiguous_format)) for name, tensor in weights]
         with torch.no_grad(), _Recorder(dict(clones)) as recorder:
-            self._model.load_weights(_named(clones))  # type: ignore[operator]
+            self._load_weights(clones)
         for name, tensor in sorted(clones, key=lambda pair: pair[0] not in recorder.copies):
             copies = recorder.copies.get(name) or self._twin(tensor)
             copied = sum(copy.target.numel() for copy in copies)
@@ -141,12 +154,29 @@ class EngineWeights:
                     f"{name}, so that tensor cannot be followed; send the names that a checkpoint of "
                     "transformers has, in the engine's dtype"
                 )
-            self._copies[name] = copies
+            self._copies[name], self._shapes[name] = copies, tuple(tensor.shape)
             for copy in copies:
                 self._owners.setdefault(_key(copy.target), name)
         for place in recorder.written:
             storage, start, length = _key(place)
             self._filled.setdefault(storage, set()).add((start, length))
+
+    def _load_weights(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        """Let the engine's own loader have them, one after the other, so that one it refuses is known."""
+        last: list[str] = []
+
+        def named() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in weights:
+                last[:] = [f"{name} {tuple(tensor.shape)}"]
+                yield name, tensor
+
+        try:
+            self._model.load_weights(named())  # type: ignore[operator]
+        except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise RolloutError(
+                f"weight sync: the engine's loader stopped at {_listed(last)}: {type(error).__name__}: "
+                f"{error}; {_OTHER_MODEL}"
+            ) from error
 
     def _twin(self, tensor: Tensor) -> list[_Copy]:
         """Copies of a tensor that has the same bytes, for a name that the loader leaves out: a tied head."""
@@ -188,10 +218,6 @@ def _held(copies: Sequence[_Copy]) -> Tensor:
     for copy in copies:
         held.as_strided(copy.size, copy.stride, copy.offset).copy_(copy.target)
     return held
-
-
-def _named(weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-    yield from weights
 
 
 def _key(place: Tensor) -> tuple[int, int, int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ ALIGNMENT = 64
 MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 PREFIX = "unirl-weights-"
 HEADER_BYTES = 8
+YOUNG_S = 60.0
+"""A file is not looked at before it is so old: it may be on its way to its lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +121,15 @@ def unpack(body: bytes) -> list[tuple[str, Tensor]]:
 
 
 class SharedBlock:
-    """Memory under a name that another process of this machine can map: a file in /dev/shm."""
+    """Memory under a name that another process of this machine can map: a file in /dev/shm.
+
+    It is locked as long as its process lives. Those that killed processes left behind are removed first.
+    """
 
     def __init__(self) -> None:
-        handle, name = tempfile.mkstemp(prefix=PREFIX, dir=MEMORY)
-        os.close(handle)
+        _remove_abandoned()
+        self._handle, name = tempfile.mkstemp(prefix=PREFIX, dir=MEMORY)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
         self.path = Path(name)
         self.block = torch.zeros(0, dtype=torch.uint8)
 
@@ -133,7 +142,24 @@ class SharedBlock:
 
     def close(self) -> None:
         """Remove the name; the memory goes when nobody maps it any more."""
-        self.path.unlink(missing_ok=True)
+        if self._handle >= 0:
+            self.path.unlink(missing_ok=True)
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _remove_abandoned() -> None:
+    """Remove files whose process is gone: nobody holds their lock, and they are not just being made."""
+    for path in MEMORY.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or removed in between
+            if time.time() - path.stat().st_ctime < YOUNG_S:
+                continue
+            handle = os.open(path, os.O_RDWR)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(handle)
 
 
 def map_block(path: Path, num_bytes: int) -> Tensor:

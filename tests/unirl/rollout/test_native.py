@@ -363,3 +363,28 @@ def test_a_negative_seed_is_refused(policy: TokenLM, toy: SimpleNamespace) -> No
     prompts = toy.make_prompts("text", 1)
     with pytest.raises(ConfigError, match=r"p0: seed \(3, -1\); a seed is made of integers from 0"):
         NativeEngine(policy).rollout(request_for(prompts, seeds=[(3, -1)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_size": 1.5}, "group_size is 1.5 and max_new_tokens 4; both are integers"),
+        ({"length": True}, "max_new_tokens True; both are integers"),
+        ({"seeds": [7]}, "p0: seed 7; a seed is made of integers"),
+        ({"seeds": [(0.5,)]}, r"p0: seed \(0.5,\); a seed is made of integers"),
+        ({"seeds": [()]}, r"p0: seed \(\); a seed is made of integers"),
+    ],
+)
+def test_requests_of_another_kind_are_refused(
+    policy: TokenLM, toy: SimpleNamespace, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        NativeEngine(policy).rollout(request_for(toy.make_prompts("text", 1), **options))
+
+
+def test_directions_and_places_that_no_engine_has_are_refused(policy: TokenLM, toy: SimpleNamespace) -> None:
+    prompt = dataclasses.replace(toy.make_prompts("text", 1)[0], direction="picture")
+    with pytest.raises(ConfigError, match="p0: direction 'picture'; wanted text or image"):
+        NativeEngine(policy).rollout(request_for([prompt]))
+    with pytest.raises(ConfigError, match=r"max_rows is 2\.5; the engine needs 1 or more"):
+        NativeEngine(policy, max_rows=2.5)

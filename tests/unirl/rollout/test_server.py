@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unirl.errors import ConfigError, RolloutError
-from unirl.rollout.server import make_app
+from unirl.rollout.server import make_app, serve
 from unirl.rollout.server_client import TOKEN_VARIABLE, RemoteVllm
 from unirl.rollout.vllm_requests import (
     AllowedIds,
@@ -27,6 +29,10 @@ from unirl.rollout.weight_sync_checksums import checksum
 from unirl.rollout.weight_sync_memory import Entry, map_block, tensors_in
 
 uvicorn = pytest.importorskip("uvicorn", reason="the server needs the extra serve")
+from starlette.applications import Starlette  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import Response  # noqa: E402
+from starlette.routing import Route  # noqa: E402
 
 TOKEN = "secret"
 
@@ -60,6 +66,15 @@ class FakeEngine:
             tensors_in(map_block(path, num_bytes), [Entry.from_json(dict(entry)) for entry in entries])
         )
 
+    def backend(self, method: str, values: Mapping[str, Any], *, step: int) -> None:
+        """The bytes would come another way."""
+
+    def learn(self, shapes: Mapping[str, Sequence[int]], *, step: int) -> None:
+        self.held = {name: torch.zeros(*shape) for name, shape in shapes.items()}
+
+    def checksums(self, *, step: int) -> dict[str, str]:
+        return {name: checksum(tensor, "xxh3") for name, tensor in self.held.items()}
+
     def finish_update(self, version: int) -> None:
         self.info = replace(self.info, policy_version=version)
 
@@ -76,16 +91,24 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def url(engine: FakeEngine) -> Iterator[str]:
-    config = uvicorn.Config(make_app(engine, token=TOKEN), port=0, log_level="error")
+    with served(make_app(engine, token=TOKEN)) as found:
+        yield found
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    config = uvicorn.Config(app, port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def some_request() -> TokenRequest:
@@ -135,6 +158,105 @@ def test_another_trainers_weights_are_noticed(url: str, engine: FakeEngine) -> N
     with pytest.raises(RolloutError, match="policy version 7, this trainer synced -1"):
         client.generate(some_request(), step=2)
     client.close()
+
+
+def test_another_trainers_weights_of_the_same_version_are_noticed(url: str) -> None:
+    mine, other = RemoteVllm(url, token=TOKEN), RemoteVllm(url, token=TOKEN)
+    for client in (mine, other):
+        client.begin_update(step=4)
+        client.finish_update(4)
+    with pytest.raises(RolloutError, match=r"generate, step 4: .*not those of this trainer's last sync"):
+        mine.generate(some_request(), step=4)
+    assert other.generate(some_request(), step=4).policy_version == 4
+    mine.close()
+    other.close()
+
+
+def test_two_syncs_at_the_same_time_are_noticed(url: str) -> None:
+    mine, other = RemoteVllm(url, token=TOKEN), RemoteVllm(url, token=TOKEN)
+    bucket = WeightBucket(weights=[("a", torch.randn(100))])
+    mine.begin_update(step=4)
+    mine.put(bucket, step=4)
+    other.begin_update(step=4)
+    for call in (lambda: mine.put(bucket, step=4), lambda: mine.finish_update(4)):
+        with pytest.raises(RolloutError, match=r"step 4: .*another trainer began to sync"):
+            call()
+    other.put(bucket, step=4)
+    other.finish_update(4)
+    mine.close()
+    other.close()
+
+
+def test_vllms_own_transfers_have_updates_too(url: str) -> None:
+    mine, other = RemoteVllm(url, token=TOKEN), RemoteVllm(url, token=TOKEN)
+    other.begin_update(step=0)
+    other.finish_update(0)
+    mine.learn({"a": (2, 3)}, step=1)
+    for version in (1, 2):
+        mine.backend("start_weight_update", {}, step=version)
+        mine.backend("finish_weight_update", {}, step=version)
+        assert mine.checksums(step=version) == {"a": checksum(torch.zeros(2, 3), "xxh3")}
+        mine.finish_update(version)
+        assert mine.generate(some_request(), step=version).policy_version == version
+    with pytest.raises(RolloutError, match="not those of this trainer's last sync"):
+        other.generate(some_request(), step=2)
+    mine.close()
+    other.close()
+
+
+def test_a_client_that_only_samples_takes_what_is_there(url: str) -> None:
+    trainer = RemoteVllm(url, token=TOKEN)
+    trainer.begin_update(step=4)
+    trainer.finish_update(4)
+    reader = RemoteVllm(url, token=TOKEN)
+    assert reader.generate(some_request(), step=4).policy_version == 4
+    trainer.close()
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (AssertionError("wrong shape"), "status 400.*AssertionError: wrong shape"),
+        (OSError(28, "No space left on device"), "status 400.*No space left"),
+    ],
+)
+def test_whatever_an_engine_raises_reaches_the_trainer(
+    url: str, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(request: TokenRequest, *, step: int) -> TokenAnswer:
+        raise error
+
+    client = RemoteVllm(url, token=TOKEN)
+    monkeypatch.setattr(engine, "generate", fail)
+    with pytest.raises(RolloutError, match=rf"{url}/generate, step 3: {message}"):
+        client.generate(some_request(), step=3)
+    client.close()
+
+
+@pytest.mark.parametrize(("answer", "status"), [("<html>", 200), ('{"name": "x"}', 200), ("[1]", 200)])
+def test_a_server_of_another_kind_is_told(answer: str, status: int) -> None:
+    async def other(request: Request) -> Response:
+        return Response(answer, status_code=status)
+
+    is_told = pytest.raises(RolloutError, match=r"/info.*this is no `unirl rollout serve`")
+    with served(Starlette(routes=[Route("/info", other)])) as url, is_told:
+        RemoteVllm(url, token=TOKEN)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8300", "", "http://", "ftp://gpu:8300"])
+def test_what_is_no_url_is_told(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no URL of a rollout server; wanted one such as"):
+        RemoteVllm(url, token=TOKEN)
+
+
+def test_a_taken_port_is_told_before_the_engine_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1, port {port}: .*another --port"):
+            serve(tmp_path, token=TOKEN, port=port)
 
 
 def test_a_token_is_needed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

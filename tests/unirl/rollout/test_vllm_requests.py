@@ -70,3 +70,18 @@ def test_what_is_added_stands_behind_what_was_written() -> None:
         answer((7, 3), (3, 3, 7)).check(request)
     with pytest.raises(RolloutError, match="row 1, token 3"):
         answer((7, 3, 3), (3, 3, 7, 1)).check(request)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+def test_logprobs_that_are_no_numbers_are_refused_with_a_remedy(logprob: float) -> None:
+    request = TokenRequest(
+        prompts=((9,),),
+        seeds=(0,),
+        max_new_tokens=1,
+        temperature=1.0,
+        guidance=1.0,
+        allowed=AllowedIds(masks=(((0, 4),),)),
+        end_id=None,
+    )
+    with pytest.raises(RolloutError, match=r"row 0: log-probs .* are not all finite.*last good checkpoint"):
+        TokenAnswer(ids=((1,),), logprobs=((logprob,),), policy_version=0).check(request)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from unirl.errors import RolloutError
+from unirl.rollout import weight_sync_memory
 from unirl.rollout.vllm_requests import WeightBucket
 from unirl.rollout.weight_sync import buckets
 from unirl.rollout.weight_sync_checksums import CHECKSUMS, checksum, copy_checked
@@ -115,6 +119,23 @@ def test_what_the_engine_does_not_take_as_it_is_is_named(name: str) -> None:
         engine.put([(name, torch.zeros(2 * WIDTH, WIDTH))])
 
 
+def test_a_tensor_of_another_model_is_named() -> None:
+    engine = EngineWeights(EngineModel(tied=False))
+    with pytest.raises(RolloutError, match=r"loader stopped at k \(9, 9\): RuntimeError: .*another model"):
+        engine.put([*trainer_weights()[:1], ("k", torch.zeros(9, 9))])
+    engine.put(trainer_weights())
+    engine.finish()
+    engine.begin()
+    wider = [
+        (name, torch.zeros(8, WIDTH)) if name == "k" else (name, held) for name, held in trainer_weights()
+    ]
+    with pytest.raises(RolloutError, match=r"k is \(8, 4\), the engine's model has \(4, 4\).*another model"):
+        engine.put(wider)
+    engine.begin()
+    engine.put(trainer_weights())
+    engine.finish()
+
+
 def test_a_tied_head_need_not_be_sent() -> None:
     engine = EngineWeights(EngineModel(tied=True))
     engine.put(without(trainer_weights(tied=True), "head"))
@@ -196,6 +217,23 @@ def test_a_bucket_travels_through_shared_memory() -> None:
     shared.close()
     with pytest.raises(RolloutError, match="no such file"):
         map_block(shared.path, num_bytes)
+
+
+def test_memory_that_a_killed_trainer_left_behind_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import os, signal; from unirl.rollout.weight_sync_memory import SharedBlock; block = SharedBlock(); "
+        "block.reserve(100); print(block.path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    left = Path(done.stdout.strip())
+    assert left.is_file()
+    alive = SharedBlock()
+    monkeypatch.setattr(weight_sync_memory, "YOUNG_S", 0.0)
+    other = SharedBlock()
+    assert not left.exists() and alive.path.is_file() and other.path.is_file()
+    for block in (alive, other, other):
+        block.close()
+    assert not alive.path.exists() and not other.path.exists()
 
 
 def test_no_other_file_is_mapped(tmp_path: object) -> None:
