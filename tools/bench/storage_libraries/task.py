@@ -49,7 +49,7 @@ def warm(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb", buffering=0) as file:
-                while file.read(1 << 24):
+                while file.read(1 << 20):
                     pass
 
 
