@@ -164,6 +164,16 @@ class Policy(nn.Module, ABC):
         places: Tensor = getattr(self, f"places_{direction}")
         return masks[places[place]] if len(places) else masks[0]
 
+    def first_forbidden(self, direction: Direction, ids: Sequence[int]) -> int | None:
+        """The first place of a response, counted from 0, whose id may not stand there; None if all may."""
+        masks: Tensor = getattr(self, f"masks_{direction}")
+        places: Tensor = getattr(self, f"places_{direction}")
+        drawn = torch.tensor(ids, dtype=torch.int64, device=masks.device)
+        kinds = places[: len(ids)] if len(places) else torch.zeros_like(drawn)
+        is_known = (drawn >= 0) & (drawn < masks.shape[1])
+        is_wrong = ~(is_known & masks[kinds, drawn.where(is_known, 0)])
+        return int(is_wrong.int().argmax()) if is_wrong.any() else None
+
     def id_span(self, direction: Direction) -> slice:
         """From the first id that a response may hold to the last; logits of the others are not needed."""
         masks: Tensor = getattr(self, f"masks_{direction}")

@@ -198,16 +198,18 @@ def begin(request: RolloutRequest) -> list[PartialSample]:
     ]
 
 
-def require_alike(samples: Sequence[PartialSample], *, picture_length: int) -> None:
+def require_alike(samples: Sequence[PartialSample], policy: Policy) -> None:
     """Refuse samples that one run of an engine cannot go on with together.
 
     Args:
         samples: Of a run.
-        picture_length: Tokens of a picture, row ends included.
+        policy: Goes on with them.
 
     Raises:
-        ConfigError: If two have other directions or settings, or a picture is to have another length.
+        ConfigError: If two have other directions or settings, a picture is to have another length, or a
+            sample holds what this policy cannot have drawn.
     """
+    picture_length = policy.vocabulary.grid.response_length
     for sample in samples:
         place, direction = f"{sample.prompt.key}, sample {sample.sample}", sample.prompt.direction
         first = samples[0]
@@ -219,6 +221,13 @@ def require_alike(samples: Sequence[PartialSample], *, picture_length: int) -> N
         if direction == "image" and sample.max_new_tokens != picture_length:
             raise ConfigError(
                 f"{place}: {sample.max_new_tokens} tokens are asked for, a picture has {picture_length}"
+            )
+        if not sample.ids or sample.is_done:
+            continue
+        if (wrong := policy.first_forbidden(direction, sample.ids)) is not None:
+            raise ConfigError(
+                f"{place}: its token {wrong} is {sample.ids[wrong]}, which may not stand there in {direction}"
+                " of this policy; it was begun by another model, begin it anew"
             )
 
 

@@ -156,7 +156,7 @@ class NativeEngine:
             The samples in their order, with what was added. A stopped one can go on here or anywhere else,
             and ends with the same tokens as if it had not been stopped.
         """
-        require_alike(samples, picture_length=self.policy.vocabulary.grid.response_length)
+        require_alike(samples, self.policy)
         if self._taken != _marks(self.policy):
             self.sync(self.policy, self.policy_version)
         self.prove()

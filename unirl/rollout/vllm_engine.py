@@ -175,7 +175,7 @@ def token_request(
     Raises:
         ConfigError: If they cannot run together, or a picture is asked for with another number of tokens.
     """
-    require_alike(samples, picture_length=policy.vocabulary.grid.response_length)
+    require_alike(samples, policy)
     first, length = samples[0], max(sample.max_new_tokens for sample in samples)
     direction, sampling = first.prompt.direction, first.sampling
     grammar = policy.vocabulary.grammar(direction)

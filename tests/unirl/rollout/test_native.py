@@ -283,6 +283,22 @@ def test_an_unfinished_sample_is_no_rollout(policy: TokenLM, toy: SimpleNamespac
         assemble(samples, [policy.prompt_ids(prompts[0])], group_size=2, pad=0)
 
 
+@pytest.mark.parametrize("wrong", [-1, 0, 10_000])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_what_another_model_began_is_refused(
+    policy: TokenLM, toy: SimpleNamespace, direction: Direction, wrong: int
+) -> None:
+    """Ids that this policy does not have, or may not write there (0 pads)."""
+    engine = NativeEngine(policy)
+    fine, other = engine.run(begin(request_for(toy.make_prompts(direction, 1))), max_steps=2)
+    assert not other.is_done
+    foreign = dataclasses.replace(other, ids=(other.ids[0], wrong))
+    with pytest.raises(
+        ConfigError, match=rf"p0, sample 1: its token 1 is {wrong}, .* begun by another model"
+    ):
+        engine.run([fine, foreign])
+
+
 def test_prompts_of_two_directions_are_refused(policy: TokenLM, toy: SimpleNamespace) -> None:
     prompts = toy.make_prompts("image", 2)
     mixed = [prompts[0], dataclasses.replace(prompts[1], direction="text")]
