@@ -77,7 +77,8 @@ class BatchSource:
         self._num_threads, self._timeout_s = num_threads, timeout_s
         workers = [num_threads, *(made.concurrency or 1 for made in options.values())]
         self._num_pieces = max(workers) if contents.is_per_sample else 1
-        self._max_in_flight = prefetch_batches * self._num_pieces
+        # Pieces of one batch more would hold the memory of a whole one.
+        self._max_in_flight = max(self._num_pieces, (prefetch_batches - 1) * self._num_pieces + 1)
         stages = tuple(self._stages(view))
         _check_names("stage", options, [stage.name for stage in stages], of="the loader")
         self.pipeline = Pipeline(stages=stages, max_in_flight=self._max_in_flight, watchdog_s=STALL_S)

@@ -287,7 +287,7 @@ def test_the_pipeline_is_printable(view: View) -> None:
         "collate",
     ]
     assert lines[1].endswith("3 threads, queue of 5, 2 failures allowed, 9 s a sample at most")
-    assert lines[-1] == "at most 12 items in flight"
+    assert lines[-1] == "at most 4 items in flight"
 
 
 def _threads() -> list[str]:
