@@ -5,6 +5,7 @@ What a command needs it imports when it runs, so that `unirl --help` comes at on
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 import os
@@ -123,7 +124,11 @@ def _sentence(error: BaseException) -> str:
     """An error's text; the system's own errors say what and which file."""
     if isinstance(error, OSError) and error.strerror:
         places = [str(name) for name in (error.filename, error.filename2) if name is not None]
-        return f"{' -> '.join(places)}: {error.strerror}" if places else error.strerror
+        said = f"{' -> '.join(places)}: {error.strerror}" if places else error.strerror
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return (
+            f"{said}; make room (`df -h` shows where), or name a place on another disk" if is_full else said
+        )
     return str(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -198,7 +199,7 @@ def check_disk(folder: Path) -> Iterator[Check]:
             name="disk",
             status="problem",
             found=f"{folder}: cannot be written to ({error.strerror})",
-            remedy="name a folder of your own with --folder",
+            remedy="make room" if error.errno == errno.ENOSPC else "name a folder of your own with --folder",
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

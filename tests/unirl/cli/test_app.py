@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from unirl.cli import main
-from unirl.cli.app import COMMANDS, GROUPS, app
+from unirl.cli.app import COMMANDS, GROUPS, _sentence, app
 
 HEAVY = {
     "torch",
@@ -88,3 +89,9 @@ def test_an_error_of_the_machine_is_one_sentence(tmp_path: Path, capsys: pytest.
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "Not a directory" in said and len(said.splitlines()) == 1
+
+
+def test_a_full_disk_is_told_with_what_to_do() -> None:
+    full = _sentence(OSError(errno.ENOSPC, "No space left on device", "sheet.png"))
+    assert full.startswith("sheet.png: No space left on device; make room")
+    assert _sentence(OSError(errno.EACCES, "Permission denied", "x")) == "x: Permission denied"
