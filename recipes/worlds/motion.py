@@ -38,9 +38,11 @@ __all__ = [
 Heading = Literal["left", "right", "up", "down"]
 
 DURATION_S = 1.0
-VIDEO_FPS = 8
-CLIP_FPS = 3
-"""Frames a second that a clip is read with."""
+VIDEO_FPS = 6
+CLIP_FPS = 2
+"""Frames a second that a clip is read with. They are seen at times at which the video has frames."""
+EXTENT = 16
+"""Width of a shape, pixels: two patches of the recipe's image tokenizer."""
 REACH = 8
 """Pixels from the middle of the paper at which a path begins and ends."""
 MAX_HELD_OUT = 24
@@ -133,7 +135,7 @@ def render_frames(
 
 @cache
 def _mask(shape: Shape, column: int, row: int) -> np.ndarray:
-    return shape_mask(shape, "large", column, row)
+    return shape_mask(shape, EXTENT, column, row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

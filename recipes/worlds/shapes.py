@@ -142,16 +142,19 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> np.ndarray:
     for thing in scene:
         shift = rng.integers(-JITTER, JITTER + 1, 2)
         column, row = np.array(CENTRE[thing.place]) + shift
-        coverage = shape_mask(thing.shape, thing.size, int(column), int(row))[:, :, None]
+        coverage = shape_mask(thing.shape, EXTENT[thing.size], int(column), int(row))[:, :, None]
         picture += (np.array(COLOURS[thing.colour]) - picture) * coverage
     return np.rint(picture).astype(np.uint8)
 
 
-def shape_mask(shape: Shape, size: Size, column: int, row: int) -> np.ndarray:
-    """Return how much of each pixel a shape around (column, row) covers; float64 (32, 32) in [0, 1]."""
+def shape_mask(shape: Shape, extent: int, column: int, row: int) -> np.ndarray:
+    """Return how much of each pixel a shape covers, `extent` pixels wide and high, around (column, row).
+
+    float64 (32, 32) in [0, 1].
+    """
     fine = 8
     canvas = Image.new("L", (SIDE * fine, SIDE * fine))
-    half = EXTENT[size] / 2
+    half = extent / 2
     left, top, right, bottom = (
         (place * fine) for place in (column - half, row - half, column + half, row + half)
     )

@@ -13,6 +13,7 @@ from scipy.ndimage import binary_dilation, label
 from recipes.worlds.shapes import (
     CENTRE,
     COLOURS,
+    EXTENT,
     JITTER,
     PAPER,
     SIDE,
@@ -106,7 +107,7 @@ def _templates() -> tuple[list[tuple[Size, Shape, Place]], np.ndarray, np.ndarra
     kinds = itertools.product(get_args(Size), get_args(Shape), CENTRE.items(), reach, reach)
     for size, shape, (place, (column, row)), right, down in kinds:
         names.append((size, shape, place))
-        masks.append(shape_mask(shape, size, column + right, row + down))
+        masks.append(shape_mask(shape, EXTENT[size], column + right, row + down))
     stacked = np.stack(masks).reshape(len(masks), -1).astype(np.float32)
     return names, stacked, np.square(stacked).sum(axis=1)
 

@@ -21,7 +21,9 @@ TINY = (
     "sft.batch_size=16",
     "sft.config.width=64",
     "text.steps=2",
+    "text.prompts_per_step=8",
     "settings.evaluate_every=0",
+    "settings.micro_prompts=8",
 )
 
 
@@ -33,7 +35,7 @@ def test_clips_go_from_files_to_the_reward(tmp_path: Path) -> None:
     assert (stage["stage"], stage["steps"]) == ("text", 2)
     store = FeatureStore.open(run / "store")
     assert {"frames", "context_codes", "image_codes"} <= set(store.tensor_columns)
-    assert store.tensor("frames").shape == (3, 32, 32, 3)
+    assert store.tensor("frames").shape == (2, 32, 32, 3)
     assert not (run / "models" / "reward").exists()
     trained = [
         line

@@ -127,7 +127,7 @@ NAMES = {
     "train motion --set clip.fps=1": "a clip of 1.0 s at 1.0 frames a second is one picture",
     "train motion --set clip.fps=-1": "a clip of 1.0 s at -1.0 frames a second has no frame",
     "train motion --set data.num_held_out=30": "data: num_held_out is 30, wanted 0 to 24",
-    "train motion --set data.num_sft_motions=0": "data: num_sft_motions is 0, wanted 1 to the 36",
+    "train motion --set data.num_sft_motions=0": "data: num_sft_motions is 0, wanted 1 to the 42",
     "train shapes --settings prompts.txt": "'a cat' is no setting; write path=value",
     "train shapes --set steps": "'steps' is no setting; write path=value, such as text.steps=20",
     "train shapes --rollout vlm": "settings.rollout: found 'vlm', wanted native or vllm",
