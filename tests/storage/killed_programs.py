@@ -43,7 +43,12 @@ def import_folder(path: Path) -> None:
 
 
 def export_folder(path: Path) -> None:
-    FeatureStore.open(path).export(None, path / "exported", "parquet")
+    FeatureStore.open(path).export(None, exported_from(path), "parquet")
+
+
+def exported_from(path: Path) -> Path:
+    """Beside the store, and with the store's path in its own."""
+    return path.with_name(f"{path.name}-exported")
 
 
 ACTIONS = {

@@ -52,12 +52,14 @@ def test_all_or_nothing(filled, tmp_path, filler, kills, action, stride, sizes):
     assert len(FeatureStore.open(path)) == max(sizes)
 
 
-def test_a_killed_export_has_no_name(filled, tmp_path, kills):
+def test_a_killed_export_has_no_name(filled, tmp_path, kills, killed_programs):
     for path in kills("export", filled.path, tmp_path / "copy", 6):
-        if (path / "exported").exists():
+        exported = killed_programs.exported_from(path)
+        if exported.exists():
             back = FeatureStore.create(tmp_path / "back", exist_ok=True)
             if not len(back):
-                back.import_rows(path / "exported")
+                back.import_rows(exported)
+            shutil.rmtree(exported)
     assert len(back.refresh()) == 100
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import unirl.explore  # noqa: F401  (so that the server is there at once)
 from unirl.cli import main
+from unirl.explore import report_server
 
 ROOT = Path(__file__).parents[3]
 
@@ -53,8 +54,14 @@ def hears_interrupts() -> Iterator[None]:
 @pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_page_renews_itself_and_a_signal_ends_it(
-    run: Path, finished: Path, port: int, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    finished: Path,
+    port: int,
+    number: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(report_server, "REST", 0.0)
     pages: list[str] = []
     versions: list[str] = []
 

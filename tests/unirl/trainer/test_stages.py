@@ -97,7 +97,7 @@ def test_a_stage_that_cannot_work(changes: dict[str, object], message: str) -> N
         ({"checkpoint_every": 0}, r"settings: checkpoint_every must be 1 or more, found 0"),
         ({"keep_checkpoints": 0}, r"settings: keep_checkpoints must be 1 or more, found 0"),
         ({"evaluate_every": -1}, r"settings: evaluate_every must be 0 or more, found -1"),
-        ({"seed": -1}, r"settings: seed must be from 0 to 2^63 - 1, found -1"),
+        ({"seed": -1}, r"settings: seed must be from 0 to 2\^63 - 1, found -1"),
         ({"micro_batch_tokens": -1}, r"settings: micro_batch_tokens must be 0 or more, found -1"),
         ({"logits_chunk": -1}, r"settings: logits_chunk must be 0 or more, found -1"),
         (
