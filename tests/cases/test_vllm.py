@@ -392,7 +392,13 @@ def server(tied_policy: TokenLM, tmp_path_factory: pytest.TempPathFactory) -> It
         text=True,
     )
     assert process.stdout is not None
-    ready = next(line for line in process.stdout if line.startswith("serving rollouts at "))
+    lines = list[str]()
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("serving rollouts at "):
+            break
+    assert lines and lines[-1].startswith("serving rollouts at "), lines
+    ready = lines[-1]
     yield ready.split()[-1]
     process.terminate()
     process.wait(timeout=60)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from unirl.errors import ConfigError
-from unirl.model_folder import model_type
+from unirl.model_folder import IMAGE_TOKENIZER, QWEN_VL, model_type
 
 __all__ = ["COMMANDS", "serve"]
 
@@ -41,13 +41,10 @@ def serve(
 
     Example: unirl rollout serve runs/demo/models/sft --port 8300
     """
-    from unirl.policies.vocabulary import GRID_FILE
-
-    if not (model / GRID_FILE).is_file():
-        kind = model_type(model)
+    if (kind := model_type(model)) in (IMAGE_TOKENIZER, QWEN_VL):
         raise ConfigError(
-            f"{model}: a {kind!r} without {GRID_FILE}, so this is no joint-vocabulary policy; "
-            "`unirl sft` and `unirl join` write one"
+            f"{model}: holds a model of type {kind!r}, which is no policy; name that of the policy, such as "
+            "RUN/models/sft"
         )
     from unirl.rollout.server import serve as run_server
     from unirl.rollout.server_client import TOKEN_VARIABLE

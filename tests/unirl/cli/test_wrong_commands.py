@@ -186,7 +186,7 @@ NAMES = {
     "tokenizer encode store --tokenizer policy": "policy: holds a model of type 'llama', wanted an image",
     "reward serve policy": "holds a model of type 'llama', wanted a Qwen2.5-VL",
     "score pictures --reward policy --question q": "holds a model of type 'llama', wanted a Qwen2.5-VL",
-    "rollout serve policy": "policy: a 'llama' without image_grid.json, so this is no joint-voc",
+    "rollout serve judge": "judge: holds a model of type 'qwen2_5_vl', which is no policy; name that of the",
     "join policy policy --out m": "policy: holds a model of type 'llama', wanted an image tokenizer",
     "join empty policy --out m": "empty/config.json: names no model_type",
     "tokenizer encode store --tokenizer nowhere": f"nowhere: {MODEL}",
@@ -218,6 +218,8 @@ def folder(toy_store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) ->
     (folder / "mine" / "run.json").write_text(json.dumps(record | {"recipe": "dots"}))
     (folder / "policy").mkdir()
     (folder / "policy" / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "judge").mkdir()
+    (folder / "judge" / "config.json").write_text('{"model_type": "qwen2_5_vl"}')
     (folder / "empty").mkdir()
     (folder / "empty" / "config.json").write_text("{}")
     (folder / "table.jsonl").write_text('{"caption": "a cat", "split": "rl"}\n')
