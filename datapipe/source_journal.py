@@ -17,6 +17,7 @@ from datapipe.outcomes import SourceProgress
 from datapipe.sources import Source
 from datapipe.sources.remote import RemotePath
 from storage import FeatureStore
+from storage.snapshots import holds_store
 
 __all__ = ["FinishedSource", "FinishedSources", "SourceJournal", "fingerprint"]
 
@@ -177,7 +178,7 @@ def _remote_facts(info: Mapping[str, object]) -> str:
 
 def _folder_facts(folder: Path) -> Iterator[str]:
     """One line for each file, without links to folders and hidden files, and without stores in it."""
-    if (folder / "snapshots").is_dir() and (folder / "index").is_dir():
+    if holds_store(folder):
         return
     with os.scandir(folder) as scan:
         entries = sorted(scan, key=lambda entry: entry.name)

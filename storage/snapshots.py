@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from storage.backends.base import Backend, Lease
 from storage.errors import (
@@ -29,6 +30,7 @@ __all__ = [
     "check_publishable",
     "create_store",
     "hold_newest",
+    "holds_store",
     "list_snapshot_ids",
     "newest_snapshot",
     "publish",
@@ -46,6 +48,11 @@ _Version = tuple[str, int, Hashable]
 # Snapshot files never change, so those read last need not be read again; another file has another version.
 _decoded: dict[_Version, Snapshot] = {}
 _decoded_lock = new_lock(sys.modules[__name__], "_decoded_lock")
+
+
+def holds_store(folder: Path) -> bool:
+    """Whether a folder has those of a store in it. `snapshots` alone is a name that others use, too."""
+    return all((folder / name).is_dir() for name in ("snapshots", "index"))
 
 
 def create_store(backend: Backend) -> Snapshot:

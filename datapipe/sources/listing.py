@@ -13,6 +13,7 @@ from datapipe.errors import SourceError
 from datapipe.sources.paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_unsafe_path, printable
 from datapipe.sources.record import Fault, Note
 from datapipe.sources.remote import RemotePath, SourcePath
+from storage.snapshots import holds_store
 
 __all__ = ["MEDIA_SUFFIXES", "METADATA_NAMES", "SIDECAR_SUFFIXES", "FolderListing", "list_folder"]
 
@@ -52,7 +53,7 @@ def list_folder(root: SourcePath) -> FolderListing:
             elif not any(part.startswith(".") or part == "__MACOSX" for part in relative.split("/")):
                 _sort_in(relative, listing)
         return listing
-    if _is_store(str(root)):
+    if holds_store(root):
         raise SourceError(
             f"{root}: this is a feature store, not a source; `unirl export {root} FOLDER` and `unirl import` "
             "copy its rows"
@@ -78,7 +79,7 @@ def _walk(folder: Path, prefix: str, listing: FolderListing) -> Iterator[tuple[o
         if entry.name.startswith(".") or entry.name == "__MACOSX":
             continue
         if entry.is_dir(follow_symlinks=False):
-            if _is_store(entry.path):
+            if holds_store(Path(entry.path)):
                 listing.notes.append(_note(relative, "store_not_read", "a feature store, not a source"))
                 continue
             folders.append((entry, relative))
@@ -130,10 +131,6 @@ def _sort_in(relative: str, listing: FolderListing) -> None:
         listing.notes.append(
             _note(relative, "ignored_file", "neither a picture, a video, a caption nor metadata.*")
         )
-
-
-def _is_store(path: str) -> bool:
-    return (Path(path) / "snapshots").is_dir() and (Path(path) / "index").is_dir()
 
 
 def _suffix(relative: str) -> str:

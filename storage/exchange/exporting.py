@@ -19,6 +19,7 @@ from storage.exchange.parquet_files import write_parquet
 from storage.exchange.record import FORMATS, ExportRecord, write_record
 from storage.exchange.tar_files import write_tars
 from storage.files import fsync_directory, fsync_file
+from storage.snapshots import holds_store
 from storage.view import View
 
 __all__ = ["ExportReport", "export_rows"]
@@ -58,7 +59,7 @@ def export_rows(
     path = path.absolute()
     if path.exists():
         raise StorageError(f"{path}: there is something of this name already; give a new path")
-    around = next((folder for folder in path.parents if (folder / "snapshots").is_dir()), None)
+    around = next(filter(holds_store, path.parents), None)
     if around is not None:
         raise StorageError(f"{path}: lies inside of the store {around}; give a path beside it")
     record = ExportRecord(

@@ -45,7 +45,10 @@ def require_sources(recipe: Recipe) -> None:
         if model is None or is_made(model):
             continue
         try:
-            require_model(Path(model), *(kinds or (model_type(Path(model)),)))
+            if kinds:
+                require_model(Path(model), *kinds)
+            else:
+                model_type(Path(model))
         except ConfigError as error:
             wrong.append(f"{setting}: {error}")
     if wrong:

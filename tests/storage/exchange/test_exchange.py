@@ -256,6 +256,14 @@ def test_gc_keeps_what_is_being_imported(source, tmp_path, monkeypatch):
     assert len(store) == 13 and len(store.snapshot.parts) == 5 and store.verify().ok
 
 
+def test_a_folder_is_exported_beside_one_called_snapshots_and_not_into_a_store(source, tmp_path):
+    (tmp_path / "mine" / "snapshots").mkdir(parents=True)
+    export(source, tmp_path / "mine" / "out", "parquet")
+    assert (tmp_path / "mine" / "out").is_dir()
+    with pytest.raises(StorageError, match="lies inside of the store"):
+        export(source, source.path / "out", "parquet")
+
+
 def test_what_cannot_be_exported(source, tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(StorageError, match="there is something of this name already"):
