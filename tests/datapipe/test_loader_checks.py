@@ -273,7 +273,8 @@ class Closes(Gives):
 
 def test_closing_from_another_thread_says_what_to_do(view: View) -> None:
     field = Closes(None)
-    field.value = loader = make(view, image=None, fields={"a": field})
+    # One batch holds every row, so that whichever row is read, the loop is waiting for it.
+    field.value = loader = make(view, batch_size=6, image=None, fields={"a": field})
     assert sum(len(batch) for batch in loader) == 6
     assert "leave their loops" in field.told
 
