@@ -17,6 +17,7 @@ __all__ = ["Tally"]
 _MAX_EXAMPLES: Final = 5
 _NOTES: Final = {
     "broken_exif": "the pixels are used without it",
+    "broken_metadata": "the pixels are used without texts and profile",
     "broken_profile": "the pixels are used without it",
 }
 

@@ -12,12 +12,15 @@ from PIL import Image, UnidentifiedImageError
 from datapipe.decode.colour import has_alpha, to_rgb
 from datapipe.decode.exif import METADATA_ERRORS, apply_orientation, read_orientation, swaps_axes
 from datapipe.decode.facts import ImageFacts
+from datapipe.decode.png_chunks import check_png_rows, exif_of_png
 from datapipe.decode.refusals import check_pixel_budget
+from datapipe.decode.tiff_samples import describe_samples, refuse_unusual_tiff
 from datapipe.errors import DecodeError
 
 __all__ = ["load_frame", "load_picture", "open_picture", "read_facts"]
 
 _BIG_TIFF: Final = 43
+_PNG_DEPTH_AT: Final = 24  # in the header chunk
 _PIXEL_ERRORS: Final = (*METADATA_ERRORS, EOFError, MemoryError, Image.DecompressionBombError)
 
 
@@ -26,18 +29,22 @@ def open_picture(data: bytes | memoryview, format_name: str, max_pixels: int) ->
     """Open by the format that was sniffed, and check the size that the header claims.
 
     Raises:
-        DecodeError: Reasons `missing_codec`, `too_many_pixels`, `truncated`, `corrupt`.
+        DecodeError: Reasons `missing_codec`, `unsupported_format`, `too_many_pixels`, `truncated`, `corrupt`.
     """
     with _open(data, format_name) as image:
         check_pixel_budget(image.width, image.height, max_pixels)
+        if format_name == "TIFF":
+            refuse_unusual_tiff(image)
+        if format_name == "PNG":
+            _settle_png(image, data)
         yield image
 
 
 def read_facts(image: Image.Image, format_name: str) -> ImageFacts:
     """Tell the facts of an opened picture, before its pixels are loaded."""
     orientation, is_exif_broken = read_orientation(image)
-    # Pillow turns a TIFF while it loads, and tells the size as stored until then.
-    is_turned = swaps_axes(orientation)
+    # Pillow turns a TIFF while it loads, and tells the size of the turned one before.
+    is_turned = swaps_axes(orientation) and format_name != "TIFF"
     return ImageFacts(
         format=format_name.lower(),
         mode=image.mode,
@@ -103,8 +110,11 @@ def _open(data: bytes | memoryview, format_name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise DecodeError("too_many_pixels", str(error)) from error
     except _PIXEL_ERRORS as error:
-        reason = "truncated" if _is_cut(data, format_name) else "corrupt"
-        raise DecodeError(reason, f"the {format_name} header {_why_unread(error)}") from error
+        reason, why = "truncated" if _is_cut(data, format_name) else "corrupt", _why_unread(error)
+        samples = describe_samples(data) if (format_name, reason) == ("TIFF", "corrupt") else None
+        if samples is not None:
+            raise DecodeError("unsupported_format", f"a TIFF of {samples}; convert it to 8 bits") from error
+        raise DecodeError(reason, f"the {format_name} header {why}") from error
 
 
 def _why_unread(error: Exception) -> str:
@@ -125,6 +135,26 @@ def _load(image: Image.Image, data: bytes | memoryview, format_name: str) -> Non
         if isinstance(error, MemoryError):
             reason = "out_of_memory"
         raise DecodeError(reason, f"{format_name} of {len(data)} bytes: {error}") from error
+    if format_name == "PNG" and image.tell() == 0 and _may_lack_rows(image):
+        check_png_rows(data)
+
+
+def _settle_png(image: Image.Image, data: bytes | memoryview) -> None:
+    """Put right what Pillow leaves out before it has loaded the pixels, or takes by another scale."""
+    exif = exif_of_png(data)
+    if exif is not None:
+        image.info["exif"] = b"Exif\0\0" + exif
+    key, depth = image.info.get("transparency"), data[_PNG_DEPTH_AT]
+    if image.mode == "L" and isinstance(key, int) and depth < 8:
+        image.info["transparency"] = key * (255 // (2**depth - 1))
+
+
+def _may_lack_rows(image: Image.Image) -> bool:
+    """Whether the last row is black or empty, as Pillow leaves what is missing, or rows came in passes."""
+    if image.info.get("interlace"):
+        return True
+    last = image.crop((0, image.height - 1, image.width, image.height))
+    return not any(last.tobytes())
 
 
 def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:

@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 from PIL import Image, ImageCms
 
+from datapipe.decode.tiff_samples import tagged_grey
+
 __all__ = ["has_alpha", "to_rgb"]
 
 _ALPHA_MODES: Final = frozenset({"RGBA", "LA", "PA", "La", "RGBa"})
@@ -23,8 +25,9 @@ def has_alpha(image: Image.Image) -> bool:
 def to_rgb(image: Image.Image, *, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
     """Convert a loaded picture of any mode to RGB.
 
-    Wide modes are scaled to 8 bits: `I;16` by 257; `I` and `F` by the smallest of the full scales
-    1 (float only), 255, 65535, 2^32-1 that holds their largest value. Negative values and NaN become 0.
+    Wide modes are scaled to 8 bits: `I;16` by 257 (or by the bits that a TIFF names), a PGM by its largest
+    value; other `I` and `F` by the smallest of the full scales 1 (float only), 255, 65535, 2^32-1 that holds
+    their largest value. Negative values and NaN become 0. A TIFF whose 0 is white is turned over.
     CMYK samples of a JPEG are read as Adobe writes them (inverted), with or without the marker, as
     browsers do. An embedded ICC profile other than sRGB is applied. Transparency is composited.
 
@@ -37,7 +40,7 @@ def to_rgb(image: Image.Image, *, background: tuple[int, int, int]) -> tuple[Ima
     """
     image = _palette_to_direct(image)
     if image.mode.startswith("I") or image.mode == "F":
-        return _wide_to_rgb(image, background), False
+        return _wide_to_rgb(image, background)
     image, is_profile_broken = _apply_profile(image)
     if has_alpha(image):
         over = image.convert("RGBA")
@@ -57,19 +60,22 @@ def _palette_to_direct(image: Image.Image) -> Image.Image:
     return image
 
 
-def _wide_to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
-    values = np.asarray(image).astype(np.float64)
-    if image.mode.startswith("I;16"):
-        full_scale = 65535.0
-    else:
-        values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+def _wide_to_rgb(image: Image.Image, background: tuple[int, int, int]) -> tuple[Image.Image, bool]:
+    samples, full_scale, is_inverted = tagged_grey(image, np.asarray(image))
+    values = np.nan_to_num(samples.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    if full_scale is None and (image.mode.startswith("I;16") or (image.format, image.mode) == ("PPM", "I")):
+        full_scale = 65535.0  # Pillow stretches a PGM of any wide range to it
+    if full_scale is None:
         full_scale = _full_scale(float(values.max(initial=0.0)), is_float=image.mode == "F")
     grey = np.clip(np.rint(values * (255.0 / full_scale)), 0, 255).astype(np.uint8)
-    rgb = np.repeat(grey[:, :, None], 3, axis=2)
+    narrow = Image.fromarray(255 - grey if is_inverted else grey)
+    narrow.info["icc_profile"] = image.info.get("icc_profile")
+    narrow, is_profile_broken = _apply_profile(narrow)
+    rgb = np.array(narrow.convert("RGB"))
     key = image.info.get("transparency")
     if isinstance(key, int):
         rgb[values == key] = background
-    return Image.fromarray(rgb)
+    return Image.fromarray(rgb), is_profile_broken
 
 
 def _full_scale(largest: float, *, is_float: bool) -> float:

@@ -48,8 +48,10 @@ def read_orientation(image: Image.Image) -> tuple[int, bool]:
     Returns:
         The orientation 1..8, and whether the block was broken. Anything unreadable counts as 1.
     """
+    from PIL.Image import Image
+
     try:
-        tags = image.getexif()
+        tags = Image.getexif(image)  # that of a PNG would load the pixels, and hide what is wrong with them
     except METADATA_ERRORS:
         return 1, True
     return orientation_of(tags)

@@ -18,4 +18,4 @@ class ImageFacts:
     n_frames: int  # frames or pages in the file; pixels are those of the first
     width: int  # pixels, after rotation
     height: int  # pixels, after rotation
-    notes: tuple[str, ...]  # metadata that was ignored: "broken_exif", "broken_profile"
+    notes: tuple[str, ...]  # metadata that was ignored: "broken_exif", "broken_profile", ...

@@ -29,6 +29,7 @@ from datapipe.decode.png_chunks import check_png_chunks
 from datapipe.decode.refusals import check_pixel_budget, refuse_switch
 from datapipe.decode.resize import Resample, check_resample, resize_pixels
 from datapipe.decode.sniff import sniff_image_format
+from datapipe.decode.spared import pixels_alone, read_past_metadata
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
@@ -152,10 +153,8 @@ def read_image_facts(data: bytes | memoryview, *, max_pixels: int = DEFAULT_MAX_
     header = _ordinary_jpeg(data, format_name, max_pixels)
     if header is not None:
         return _jpeg_facts(header)
-    from datapipe.decode.careful import open_picture, read_facts
-
-    with open_picture(data, format_name, max_pixels) as image:
-        return read_facts(image, format_name)
+    facts, is_spared = _read_header(data, format_name, max_pixels)
+    return _noted(facts, "broken_metadata") if is_spared else facts
 
 
 def decode_frames(
@@ -174,14 +173,16 @@ def decode_frames(
     Raises:
         DecodeError: See decode_image_with_facts.
     """
-    from datapipe.decode.careful import load_frame, open_picture, read_facts
+    from datapipe.decode.careful import load_frame, open_picture
 
     refuse_switch()
     format_name = sniff_image_format(data)
     if format_name == "PNG":
         check_png_chunks(data)
+    facts, is_spared = _read_header(data, format_name, max_pixels)
+    if is_spared:
+        data = pixels_alone(data, format_name)
     with open_picture(data, format_name, max_pixels) as image:
-        facts = read_facts(image, format_name)
         check_pixel_budget(facts.width, facts.height, max_pixels, facts.n_frames)
         for number in range(facts.n_frames):
             yield np.array(load_frame(image, number, facts, data, format_name, background))
@@ -208,18 +209,35 @@ def _jpeg_facts(header: JpegHeader) -> ImageFacts:
     )
 
 
+def _read_header(data: bytes | memoryview, format_name: str, max_pixels: int) -> tuple[ImageFacts, bool]:
+    from datapipe.decode.careful import open_picture, read_facts
+
+    def read(data: bytes | memoryview) -> ImageFacts:
+        with open_picture(data, format_name, max_pixels) as image:
+            return read_facts(image, format_name)
+
+    return read_past_metadata(read, data, format_name)
+
+
 def _decode_carefully(
     data: bytes | memoryview, format_name: str, background: tuple[int, int, int], max_pixels: int
 ) -> tuple[NDArray[np.uint8], ImageFacts]:
     from datapipe.decode.careful import load_picture, open_picture, read_facts
 
+    def read(data: bytes | memoryview) -> tuple[NDArray[np.uint8], ImageFacts]:
+        with open_picture(data, format_name, max_pixels) as image:
+            facts = read_facts(image, format_name)
+            rgb, is_profile_broken = load_picture(image, facts, data, format_name, background)
+        if format_name == "JPEG":
+            check_jpeg(data)  # Pillow does not tell what libjpeg repaired by guess
+        facts = replace(facts, width=rgb.width, height=rgb.height)
+        return np.array(rgb, dtype=np.uint8), _noted(facts, "broken_profile") if is_profile_broken else facts
+
     if format_name == "PNG":
         check_png_chunks(data)
-    with open_picture(data, format_name, max_pixels) as image:
-        facts = read_facts(image, format_name)
-        rgb, is_profile_broken = load_picture(image, facts, data, format_name, background)
-    if format_name == "JPEG":
-        check_jpeg(data)  # Pillow does not tell what libjpeg repaired by guess
-    if is_profile_broken:
-        facts = replace(facts, notes=(*facts.notes, "broken_profile"))
-    return np.array(rgb, dtype=np.uint8), replace(facts, width=rgb.width, height=rgb.height)
+    (pixels, facts), is_spared = read_past_metadata(read, data, format_name)
+    return pixels, _noted(facts, "broken_metadata") if is_spared else facts
+
+
+def _noted(facts: ImageFacts, note: str) -> ImageFacts:
+    return replace(facts, notes=(*facts.notes, note))

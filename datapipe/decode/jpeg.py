@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,15 +16,18 @@ from datapipe.decode.resize import Resample, resize_pixels
 from datapipe.errors import DecodeError
 
 __all__ = [
+    "JFIF",
     "JpegHeader",
     "check_jpeg",
     "decode_jpeg",
     "decode_jpeg_resized",
+    "jpeg_segments",
     "orient_pixels",
     "read_jpeg_header",
     "scaled_extent",
 ]
 
+JFIF: Final = b"JFIF\0"
 _EXIF: Final = b"Exif\0\0"
 _ICC: Final = b"ICC_PROFILE\0"
 _MPF: Final = b"MPF\0"
@@ -76,14 +80,14 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
 
     Returns:
         None for everything that Pillow has to decide: CMYK, several pictures in one file, embedded profiles,
-        arithmetic coding, orientation in XMP, and headers that are cut or broken.
+        arithmetic coding, orientation in XMP, unknown versions, and headers that are cut or broken.
 
     Raises:
         DecodeError: Reason `unsupported_format` for lossless and hierarchical JPEGs, and for more or fewer
             than 8 bits a sample, naming what it is.
     """
     head = bytes(data[:_HEAD_BYTES])  # whose bytes cost less to look at than those of a view
-    offset, orientation, is_exif_broken, has_exif, is_fine = 2, 1, False, False, False
+    offset, orientation, is_exif_broken, has_exif, has_profile, is_fine = 2, 1, False, False, False, False
     frame: tuple[int, int, int] | None = None
     while offset + 4 <= len(data):
         if offset + 4 > len(head):
@@ -124,8 +128,12 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
                 orientation, is_exif_broken = _orientation(payload)
             elif payload.startswith(_XMP) and b"rientation" in payload:
                 return None
-        elif marker == 0xE2 and not _is_harmless_app2(head[start:end]):
-            return None
+        elif marker == 0xE0 and head.startswith(JFIF, start) and head[start + len(JFIF)] != 1:
+            return None  # libjpeg warns of another version, as it does of damage
+        elif marker == 0xE2:
+            if has_profile or not _is_harmless_app2(head[start:end]):
+                return None
+            has_profile = head.startswith(_ICC, start)
         offset = end
     if frame is None or offset + 4 > len(data) or 0 in frame[:2] or frame[2] not in (1, 3):
         return None
@@ -139,6 +147,20 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
         is_exif_broken=is_exif_broken,
         is_finely_quantized=is_fine,
     )
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, first byte and end of each whole segment before the first scan, whatever is in it."""
+    offset = 2
+    while offset + 4 <= len(data) and data[offset] == 0xFF and data[offset + 1] != 0xDA:
+        start, marker = offset, data[offset + 1]
+        if marker == 0xFF:
+            offset += 1
+            continue
+        offset += 2 if marker in _STANDALONE else 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
+        if offset > len(data):
+            return
+        yield marker, start, offset
 
 
 def decode_jpeg(data: bytes | memoryview) -> NDArray[np.uint8]:
@@ -275,7 +297,10 @@ def _refuse_frame(marker: int, precision: int) -> None:
 def _is_harmless_app2(payload: bytes) -> bool:
     if payload.startswith(_MPF):
         return False
-    return not payload.startswith(_ICC) or _names_srgb(payload)
+    if not payload.startswith(_ICC):
+        return True
+    is_whole = payload[len(_ICC) : len(_ICC) + 2] == b"\1\1"  # the first of one piece
+    return is_whole and _names_srgb(payload)
 
 
 def _names_srgb(payload: bytes) -> bool:

@@ -39,6 +39,12 @@ _NOT_PICTURES: tuple[tuple[bytes, str, str], ...] = (
     (b"\xff\x0a", "unsupported_format", "a JPEG XL picture; convert it to PNG"),
     (b"\x00\x00\x00\x0cJXL \r\n\x87\n", "unsupported_format", "a JPEG XL picture; convert it to PNG"),
     (b"\x76\x2f\x31\x01", "unsupported_format", "an OpenEXR picture; convert it to 16-bit PNG"),
+    (b"#?RADIANCE", "unsupported_format", "a Radiance HDR picture; convert it to 16-bit PNG"),
+    (b"SIMPLE  =", "unsupported_format", "a FITS picture; convert it to 16-bit PNG"),
+    (b"P7\n", "unsupported_format", "a PAM picture; convert it to PNG"),
+    (b"PF\n", "unsupported_format", "a float PFM picture in colour; convert it to 16-bit PNG"),
+    (b"icns", "unsupported_format", "an Apple icon; convert it to PNG"),
+    (b"\x00\x00\x02\x00", "unsupported_format", "a cursor or a Targa picture; convert it to PNG"),
     (b"\x89PNG", "corrupt", "a PNG whose line ends were changed by a transfer as text; copy it as binary"),
     (b"\x1a\x45\xdf\xa3", "video", "a Matroska or WebM video"),
     (b"version https://git-lfs", "lfs_pointer", "a Git LFS pointer; run `git lfs pull` first"),
@@ -92,6 +98,8 @@ def _sniff_iso_media(head: bytes) -> str:
         return "AVIF"
     if brands & HEIC_BRANDS:
         return "HEIF"
+    if b"crx " in brands:
+        raise DecodeError("unsupported_format", "a camera raw file (CR3); develop it to JPEG or PNG")
     raise DecodeError("video", f"an MP4-like video with brand {head[8:12].decode('latin-1')!r}")
 
 
