@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["copy_compared", "same_bytes"]
 
-BLOCK_BYTES = 1 << 22
+BLOCK_BYTES = 1 << 21
 """Copied and compared before it leaves the processor's cache; smaller blocks wait for the interpreter."""
 
 _memcmp = ctypes.CDLL(None).memcmp

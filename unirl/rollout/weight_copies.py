@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from unirl.errors import RolloutError
 from unirl.policies.sharded_tensors import whole
 from unirl.rollout.compared_copies import copy_compared, same_bytes
-from unirl.rollout.weight_sync import BUCKET_BYTES
 
 __all__ = ["WeightCopies"]
+
+BUCKET_BYTES = 256 << 20
+"""Of gathered or merged weights that are held at a time; threads wait for each other between buckets."""
 
 
 class WeightCopies:
@@ -39,7 +42,7 @@ class WeightCopies:
         """Copy tensors to their places, and compare every byte of both sides.
 
         Args:
-            weights: By name, on any device and in any dtype. Sharded ones are gathered about 64 MB at a time,
+            weights: By name, on any device and in any dtype. Sharded ones are gathered about 256 MB at a time,
                 so every rank must call this.
 
         Raises:
@@ -49,12 +52,10 @@ class WeightCopies:
         missing, self.num_tensors, self.num_bytes = set(self._owners), 0, 0
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for bucket in self._buckets(weights):
-                # First all that is copied, so that a second name is compared with what is there now; and
-                # first what takes long.
-                bucket.sort(key=lambda pair: (pair[0] not in self._owners, -pair[1].nbytes))
-                for (name, tensor), is_same in zip(bucket, self._each(pool, bucket), strict=True):
-                    _require(is_same, name)
-                    self.num_tensors, self.num_bytes = self.num_tensors + 1, self.num_bytes + tensor.nbytes
+                for name in self._copy(pool, bucket):
+                    _refuse(name)
+                self.num_tensors += len(bucket)
+                self.num_bytes += sum(tensor.nbytes for _, tensor in bucket)
                 missing.difference_update(name for name, _ in bucket)
         if missing:
             raise RolloutError(
@@ -71,7 +72,8 @@ class WeightCopies:
         """
         for bucket in self._buckets(weights):
             for name, tensor in bucket:
-                _require(same_bytes(self.places[name], tensor), name)
+                if not same_bytes(self.places[name], tensor):
+                    _refuse(name)
 
     def _buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
         """Whole tensors that have a place, as the place would hold them."""
@@ -93,19 +95,27 @@ class WeightCopies:
                 held = []
         yield held
 
-    def _each(self, pool: ThreadPoolExecutor, bucket: Sequence[tuple[str, Tensor]]) -> Iterator[bool]:
-        """Copy or compare each; whether its place then holds its bytes."""
+    def _copy(self, pool: ThreadPoolExecutor, bucket: Sequence[tuple[str, Tensor]]) -> list[str]:
+        """Copy each tensor to its place; the names of those whose places then hold other bytes."""
         copied = [pair for pair in bucket if pair[0] in self._owners]
+        copied.sort(key=lambda pair: -pair[1].nbytes)
+        # Each thread has its share at once: to hand over tensor by tensor takes as long as to compare them.
+        num_threads = torch.get_num_threads()
+        shares = [copied[start::num_threads] for start in range(num_threads)]
         # A GPU copies on the stream of the thread that asks.
         run = pool.map if all(tensor.device.type == "cpu" for _, tensor in copied) else map
-        yield from run(lambda pair: copy_compared(self.places[pair[0]], pair[1]), copied)
-        yield from (same_bytes(self.places[name], tensor) for name, tensor in bucket[len(copied) :])
+        wrong = [name for names in run(self._copy_share, shares) for name in names]
+        # A second name is compared with what its place holds now.
+        seconds = ((name, tensor) for name, tensor in bucket if name not in self._owners)
+        return wrong + [name for name, tensor in seconds if not same_bytes(self.places[name], tensor)]
+
+    def _copy_share(self, share: Sequence[tuple[str, Tensor]]) -> list[str]:
+        return [name for name, tensor in share if not copy_compared(self.places[name], tensor)]
 
 
-def _require(is_same: bool, name: str) -> None:
-    if not is_same:
-        raise RolloutError(
-            f"weight sync: the decoder holds other bytes for {name} than the policy; it would sample from "
-            "another policy. A tied pair whose tensors differ, and a decoder that somebody wrote to, are the "
-            "usual causes"
-        )
+def _refuse(name: str) -> NoReturn:
+    raise RolloutError(
+        f"weight sync: the decoder holds other bytes for {name} than the policy; it would sample from "
+        "another policy. A tied pair whose tensors differ, and a decoder that somebody wrote to, are the "
+        "usual causes"
+    )
