@@ -42,8 +42,8 @@ class WeightCopies:
         """Copy tensors to their places, and compare every byte of both sides.
 
         Args:
-            weights: By name, on any device and in any dtype. Sharded ones are gathered about 256 MB at a time,
-                so every rank must call this.
+            weights: By name, on any device and in any dtype. Sharded ones are gathered about 256 MB at a
+                time, so every rank must call this.
 
         Raises:
             RolloutError: If a tensor has no place or another shape than its place, if a place got none, or if
