@@ -250,6 +250,7 @@ class Trainer:
         metrics = mean_metrics({**seen, **reduce_metrics(self.accelerator, updated)}) | drawing
         if stage.importance != "none":
             metrics["importance/effective_fraction"] = effective_fraction(metrics)
+        metrics["policy/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         metrics |= shown | phases | {"time/rollout_tokens_per_s": tokens_per_s(fresh)} | run.metrics(now)
         if not critic_only:
             run.coefficients.adapt(seen)

@@ -24,7 +24,11 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, stage: Stage, *, stage_
     The critic rests, at a rate of 0, where the stage's algorithm has none.
     """
     factor = learning_rate_factor(
-        stage_step, warmup_steps=stage.warmup_steps, total_steps=max(stage.steps, stage.warmup_steps)
+        stage_step,
+        warmup_steps=stage.warmup_steps,
+        total_steps=max(stage.steps, stage.warmup_steps),
+        decay=stage.learning_rate_decay,
+        floor=stage.learning_rate_floor,
     )
     critic_rate = stage.critic_learning_rate if ALGORITHMS[stage.algorithm].uses_critic else 0.0
     for group, rate in zip(optimizer.param_groups, (stage.learning_rate, critic_rate), strict=True):

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import get_args
 
 from unirl.algorithms import KL_ESTIMATORS, sampling_errors
+from unirl.algorithms.schedule import Decay
 from unirl.config import nearest
 from unirl.errors import ConfigError
 from unirl.trainer.alarms import AlarmSettings
@@ -90,7 +91,7 @@ STAGE_RANGES = {
         "drpo_epsilon",
     ),
     "above 1": ("dual_clip",),
-    "from 0 to 1": ("gamma", "lam"),
+    "from 0 to 1": ("gamma", "lam", "learning_rate_floor"),
 }
 MODALITY_RANGES = {
     "0 or more": ("loss_weight", "kl_coef", "entropy_coef"),
@@ -207,6 +208,11 @@ def _wrong_algorithm(stage: Stage, place: str) -> list[str]:
     if stage.kl_estimator not in KL_ESTIMATORS:
         wrong.append(
             f"{place}: kl_estimator is {stage.kl_estimator!r}; choose one of {', '.join(KL_ESTIMATORS)}"
+        )
+    if stage.learning_rate_decay not in get_args(Decay):
+        wrong.append(
+            f"{place}: learning_rate_decay is {stage.learning_rate_decay!r}"
+            f"{nearest(stage.learning_rate_decay, get_args(Decay))}"
         )
     if stage.overlong_buffer > stage.max_words:
         wrong.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from unirl.algorithms.schedule import Decay
 from unirl.trainer.alarms import AlarmSettings
 from unirl.trainer.distribution import Distribution
 from unirl.trainer.scoring import Scoring
@@ -123,6 +124,10 @@ class Stage:
     critic_learning_rate: float = 2e-3
     warmup_steps: int = 10
     """Rollouts over which the learning rate rises."""
+    learning_rate_decay: Decay = "constant"
+    """How it falls from there to the last step of the stage."""
+    learning_rate_floor: float = 0.0
+    """Share of the learning rate that it falls to, in [0, 1]."""
     max_grad_norm: float = 1.0
     updates_per_step: int = 2
     """Optimizer steps in one pass over a rollout; each takes every n-th prompt."""

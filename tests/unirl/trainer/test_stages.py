@@ -60,6 +60,8 @@ def test_samples_per_step() -> None:
         ({"clip_low": -0.2}, r"clip_low must be 0 or more, found -0\.2"),
         ({"kl_target": 0.0}, r"kl_target must be above 0, found 0\.0"),
         ({"warmup_steps": -1}, r"warmup_steps must be 0 or more, found -1"),
+        ({"learning_rate_decay": "cosin"}, r"learning_rate_decay is 'cosin'; did you mean 'cosine'\?"),
+        ({"learning_rate_floor": 1.5}, r"learning_rate_floor must be from 0 to 1, found 1\.5"),
         ({"max_words": 0}, r"max_words must be 1 or more, found 0"),
         ({"critic_warmup_steps": 2, "algorithm": "grpo"}, r"trains the critic alone, and grpo has none"),
         ({"critic_warmup_steps": 3}, r"critic_warmup_steps 3 leaves none of 3 steps to the policy"),
