@@ -17,7 +17,7 @@ from unirl.trainer.plan_policy import PolicySizes, caption_problems, memory_part
 from unirl.trainer.prepare import require_sources
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory
-from unirl.trainer.run_record import recipe_record
+from unirl.trainer.run_record import recipe_defaults, recipe_record
 from unirl.trainer.stage_checks import check_stages
 from unirl.trainer.stages import Stage
 
@@ -141,7 +141,10 @@ def plan_run(recipe: Recipe, run: Path, *, world_size: int = 1) -> RunPlan:
 def _check_directory(recipe: Recipe, run: Path, problems: list[str]) -> None:
     try:
         RunDirectory(run).check_same(
-            recipe=recipe.name, config=recipe_record(recipe), seed=recipe.settings.seed
+            recipe=recipe.name,
+            config=recipe_record(recipe),
+            seed=recipe.settings.seed,
+            defaults=recipe_defaults(recipe),
         )
     except ConfigError as error:
         problems.append(str(error))

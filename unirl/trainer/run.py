@@ -29,7 +29,7 @@ from unirl.trainer.rank_failure import FailureWatch
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, write_json
 from unirl.trainer.run_lock import lock_run
-from unirl.trainer.run_record import recipe_record
+from unirl.trainer.run_record import recipe_defaults, recipe_record
 from unirl.trainer.sharding import open_accelerator
 from unirl.trainer.stage_checks import check_stages
 from unirl.trainer.stages import FIRST_EVALUATION
@@ -93,7 +93,9 @@ def _run(
     seed = recipe.settings.seed
     directory = RunDirectory(run)
     if accelerator.is_main_process:
-        directory.check_same(recipe=recipe.name, config=recipe_record(recipe), seed=seed)
+        directory.check_same(
+            recipe=recipe.name, config=recipe_record(recipe), seed=seed, defaults=recipe_defaults(recipe)
+        )
         directory.record(recipe=recipe.name, config=recipe_record(recipe), seed=seed, assignments=assignments)
         with stop.interruptible():
             prepare_run(recipe, run, seed=seed)

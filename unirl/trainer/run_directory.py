@@ -71,8 +71,17 @@ class RunDirectory:
         self.experience = path / "experience"
         self.references = path / "references"
 
-    def check_same(self, *, recipe: str, config: Mapping[str, Any], seed: int) -> None:
+    def check_same(
+        self, *, recipe: str, config: Mapping[str, Any], seed: int, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         """Check that a run that is here already has the same settings.
+
+        Args:
+            recipe: Its name.
+            config: Of `recipe_record`.
+            seed: Of the run.
+            defaults: Of `recipe_defaults`. A setting that the run knows nothing of, since an earlier version
+                began it, has to be as here.
 
         Raises:
             ConfigError: If the directory holds a run with other settings, naming the first that differs.
@@ -81,7 +90,8 @@ class RunDirectory:
             return
         before = self.read()
         now = {"recipe": recipe, "config": json.loads(json.dumps(config)), "seed": seed}
-        found, wanted = flat_settings({name: before[name] for name in now}), flat_settings(now)
+        begun = {name: before[name] for name in now} | {"config": _filled(before["config"], defaults or {})}
+        found, wanted = flat_settings(begun), flat_settings(now)
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
                 raise ConfigError(
@@ -178,6 +188,16 @@ def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
         for key, child in items
         for name, leaf in flat_settings(child, f"{path}.{key}" if path else str(key)).items()
     }
+
+
+def _filled(record: Any, defaults: Any) -> Any:
+    """A record, with the defaults of what it does not know."""
+    if isinstance(record, dict) and isinstance(defaults, Mapping):
+        known = {name: _filled(value, defaults.get(name)) for name, value in record.items()}
+        return {**json.loads(json.dumps(dict(defaults))), **known}
+    if isinstance(record, list) and isinstance(defaults, list):
+        return [*map(_filled, record, defaults), *record[len(defaults) :]]
+    return record
 
 
 def _command() -> str:

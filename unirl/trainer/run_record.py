@@ -9,7 +9,7 @@ from typing import Any
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.stages import Stage
 
-__all__ = ["recipe_record"]
+__all__ = ["recipe_defaults", "recipe_record"]
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
@@ -18,6 +18,28 @@ def recipe_record(recipe: Recipe) -> dict[str, Any]:
     for name in ("data", "scoring"):
         fields[name] = _named(fields[name])
     return {name: _json_value(value) for name, value in fields.items()}
+
+
+def recipe_defaults(recipe: Recipe) -> dict[str, Any]:
+    """The part of the record that would stand there without a choice; settings without a default are out."""
+    found: dict[str, Any] = _defaults(recipe)
+    return found
+
+
+def _defaults(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_defaults(item) for item in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return {}
+    found = {}
+    for field in dataclasses.fields(value):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = _json_value(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = _json_value(field.default_factory())
+        else:
+            found[field.name] = _defaults(getattr(value, field.name))
+    return found
 
 
 def _named(part: Any) -> dict[str, Any]:

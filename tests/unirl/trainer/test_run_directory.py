@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipes.numbers import numbers
 from unirl.errors import ConfigError
+from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory, new_directory, write_json
+from unirl.trainer.run_record import recipe_defaults, recipe_record
 
 CONFIG: dict[str, Any] = {
     "stages": [{"name": "text", "steps": 3}, {"name": "image", "steps": 4}],
@@ -166,3 +170,41 @@ def test_a_run_goes_on_with_its_own_reward_only(tmp_path: Path) -> None:
     assert read(tmp_path)["reward"] == {"version": 2, "identity": "vlm/1"}
     with pytest.raises(ConfigError, match=r"reward version 2 \(vlm/1\), found version 3 \(vlm/2\)"):
         directory.record_reward(version=3, identity="vlm/2")
+
+
+def begun_by_an_earlier_version(path: Path, recipe: Recipe) -> RunDirectory:
+    """A run whose version had no decay of the learning rate, and no alarm of memory."""
+    config = recipe_record(recipe)
+    for stage in config["stages"]:
+        del stage["learning_rate_decay"]
+    del config["settings"]["alarms"]["memory_steps"]
+    return record(path, recipe=recipe.name, config=config, seed=0)
+
+
+def test_a_setting_that_an_earlier_version_did_not_have_has_its_default(tmp_path: Path) -> None:
+    recipe = numbers()
+    directory = begun_by_an_earlier_version(tmp_path, recipe)
+    directory.check_same(
+        recipe="numbers", config=recipe_record(recipe), seed=0, defaults=recipe_defaults(recipe)
+    )
+
+
+def test_a_setting_that_an_earlier_version_did_not_have_cannot_change(tmp_path: Path) -> None:
+    directory = begun_by_an_earlier_version(tmp_path, numbers())
+    first, second = numbers().stages
+    recipe = replace(numbers(), stages=(first, replace(second, learning_rate_decay="cosine")))
+    with pytest.raises(ConfigError, match=r"stages\.1\.learning_rate_decay = 'constant', asked for 'cosine'"):
+        directory.check_same(
+            recipe="numbers", config=recipe_record(recipe), seed=0, defaults=recipe_defaults(recipe)
+        )
+
+
+@pytest.mark.parametrize("changes", [{"stages": numbers().stages[:1]}, {"reward": None}])
+def test_defaults_do_not_stand_in_for_what_a_run_has_not(tmp_path: Path, changes: dict[str, Any]) -> None:
+    directory = record(
+        tmp_path, recipe="numbers", config=recipe_record(replace(numbers(), **changes)), seed=0
+    )
+    with pytest.raises(ConfigError, match="asked for"):
+        directory.check_same(
+            recipe="numbers", config=recipe_record(numbers()), seed=0, defaults=recipe_defaults(numbers())
+        )
