@@ -157,7 +157,18 @@ def _cells(column: pa.Array) -> list[object]:
         return [_cell(scalar) for scalar in column]
     except (ValueError, OverflowError):
         # Nanoseconds, and years that Python's dates do not reach.
+        return _as_texts(column)
+
+
+def _as_texts(column: pa.Array) -> list[object]:
+    try:
         return list(column.cast(pa.string()).to_pylist())
+    except pa.ArrowException:
+        if not pa.types.is_timestamp(column.type):
+            raise
+        # A time zone that nobody knows; what is stored is UTC.
+        texts = column.cast(pa.timestamp(column.type.unit)).cast(pa.string()).to_pylist()
+        return [text and f"{text}Z" for text in texts]
 
 
 def _cell(scalar: pa.Scalar) -> object:

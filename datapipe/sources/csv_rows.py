@@ -1,7 +1,7 @@
 """CSV and TSV, row by row, as text. One bad row does not lose the others.
 
 A .tsv has tabs. Of a .csv whose header has no comma, the separator is a semicolon, a tab or a bar if the
-header has one: spreadsheets of many countries write semicolons.
+header has one: spreadsheets of many countries write semicolons, and some say so in a first line `sep=;`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["csv_columns", "read_csv_rows"]
 
 _OTHER_SEPARATORS: Final = ";\t|"
+_SEPARATOR_LINE: Final = "sep="
+_NO_TABLE: Final = ("<", "PK\x03\x04", "PAR1", "ARROW1", "%PDF")  # begin a web page, a workbook, ...
 _MAX_FIELD_CHARS: Final = 64 * 2**20  # a picture in base64 fits
 
 
@@ -30,8 +32,8 @@ def csv_columns(path: SourcePath) -> list[str]:
     """Read the header.
 
     Raises:
-        SourceError: For a file without a header, one in UTF-16, and for two columns of one name, naming
-            both positions.
+        SourceError: For a file without a header, one in UTF-16 or that is no text table at all, and for two
+            columns of one name, naming both positions.
     """
     try:
         with open_text(path) as file:
@@ -40,6 +42,11 @@ def csv_columns(path: SourcePath) -> list[str]:
         raise SourceError(f"{path}:1: the header cannot be read: {error}") from error
     if not header:
         raise SourceError(f"{path}: the file is empty; wanted a header line with column names")
+    if header[0].lstrip().startswith(_NO_TABLE):
+        raise SourceError(
+            f"{path}: begins with {header[0].strip()[:20]!r}, as no CSV file does; wanted a header line with "
+            "column names: export or download the table again"
+        )
     for position, name in enumerate(header, start=1):
         if undecodable_byte(name) is not None:
             raise SourceError(
@@ -62,7 +69,7 @@ def read_csv_rows(path: SourcePath) -> Iterator[Row | Fault]:
         _next(reader)
         number = 0
         while True:
-            line = reader.line_num + 1
+            line = lines.num_before + reader.line_num + 1
             try:
                 values = _next(reader)
                 if values and lines.is_over:
@@ -98,12 +105,18 @@ class _Lines:
         self._file = file
         self._header: str | None = None  # read ahead
         self.is_over = False
+        self.num_before = 0  # lines before the header
 
-    def header(self) -> str:
-        """The first line, which comes again as the first of all."""
-        self._header = next(self, "")
+    def header(self) -> tuple[str, str | None]:
+        """The first line that is not blank, which comes again as the first, and a declared separator."""
+        line, separator = next(self, ""), None
+        while line and (not line.strip() or _is_separator_line(line)):
+            separator = line[len(_SEPARATOR_LINE)] if line.strip() else separator
+            self.num_before += 1
+            line = next(self, "")
+        self._header = line
         self.is_over = False
-        return self._header
+        return line, separator
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -119,12 +132,18 @@ class _Lines:
 
 
 def _reader(lines: _Lines, path: SourcePath) -> _csv.Reader:
-    separator = "\t"
-    if not strip_compression(path.name).lower().endswith(".tsv"):
-        header = lines.header()
+    header, separator = lines.header()
+    if separator is None and strip_compression(path.name).lower().endswith(".tsv"):
+        separator = "\t"
+    if separator is None:
         others = [mark for mark in _OTHER_SEPARATORS if mark in header]
         separator = others[0] if others and "," not in header else ","
     return csv.reader(lines, delimiter=separator)
+
+
+def _is_separator_line(line: str) -> bool:
+    marks = line.rstrip("\r\n")
+    return marks[:-1].lower() == _SEPARATOR_LINE and marks[-1] in f",{_OTHER_SEPARATORS}"
 
 
 def _next(reader: _csv.Reader) -> list[str] | None:

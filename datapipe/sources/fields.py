@@ -11,7 +11,7 @@ from datapipe.errors import SourceError
 from datapipe.sources.paths import printable
 from datapipe.sources.record import MISSING
 
-__all__ = ["INDEX_COLUMNS", "FieldMap", "PickedRow", "UnseenNames", "nearest"]
+__all__ = ["INDEX_COLUMNS", "FieldMap", "PickedRow", "UnseenNames", "free_name", "nearest"]
 
 # Columns that ingest or the store fills, and words that the store keeps for itself. A user column of one of
 # these names, in any case, gets the prefix "user_".
@@ -141,8 +141,8 @@ class FieldMap:
         chosen = self._choose(names)
         taken = set(chosen.values())
         renames = {theirs: ours for ours, theirs in self.mapping.items() if ours not in _FIELDS}
-        columns = [(name, _free_name(renames.get(name, name))) for name in names if name not in taken]
-        nested = [(theirs, _free_name(ours)) for theirs, ours in renames.items() if theirs not in names]
+        columns = [(name, free_name(renames.get(name, name))) for name in names if name not in taken]
+        nested = [(theirs, free_name(ours)) for theirs, ours in renames.items() if theirs not in names]
         columns += [pair for pair in nested if pair[0].partition(".")[0] in names]
         _refuse_meeting(columns)
         singles = ("key", "image", "caption")
@@ -239,7 +239,8 @@ def _value(row: Mapping[str, object], name: str) -> object:
     return value
 
 
-def _free_name(name: str) -> str:
+def free_name(name: str) -> str:
+    """The name that a column of the source gets in the index."""
     name = printable(name.replace("\0", ""))
     if not name:
         return "user_unnamed"  # the row numbers that pandas writes have no name

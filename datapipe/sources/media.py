@@ -17,6 +17,7 @@ __all__ = ["OpenedMedium", "open_medium"]
 
 # How JPEG, PNG, GIF, WebP, little- and big-endian TIFF begin in base64. No path of this length begins so.
 _BASE64_MAGIC: Final = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK")
+_BASE64_FTYP: Final = "Z0eXB"
 _MIN_BASE64_CHARS: Final = 64
 
 
@@ -66,7 +67,8 @@ def _base64_payload(text: str) -> str | None:
         if not head.endswith(";base64"):
             raise DecodeError("bad_base64", f"{text[:60]!r}: only base64 data URIs hold pictures")
         return payload
-    return text if len(text) >= _MIN_BASE64_CHARS and text.startswith(_BASE64_MAGIC) else None
+    is_box = text.startswith("AAAA") and text.startswith(_BASE64_FTYP, 6)  # AVIF, HEIC, MP4
+    return text if len(text) >= _MIN_BASE64_CHARS and (is_box or text.startswith(_BASE64_MAGIC)) else None
 
 
 def _from_base64(text: str) -> bytes:

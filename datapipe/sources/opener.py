@@ -17,6 +17,7 @@ from datapipe.sources.fields import FieldMap, nearest
 from datapipe.sources.folder import FolderSource
 from datapipe.sources.hf_disk import hf_tables, is_hf_folder
 from datapipe.sources.listing import MEDIA_SUFFIXES, METADATA_NAMES
+from datapipe.sources.partitions import is_partition, partitions_of
 from datapipe.sources.record import Source
 from datapipe.sources.remote import RemotePath, SourcePath, is_url, open_url
 from datapipe.sources.rows import TABLE_SUFFIXES, is_table
@@ -94,12 +95,17 @@ def _open_files(
         suffixes = tuple(TABLE_SUFFIXES if kind == "prompts" else _TABLES_IN_FOLDERS)
         taken: set[str] = set()
         for file in _files_of(path, suffixes):
-            stem = PurePosixPath(strip_compression(file.name)).stem
-            own = file.name if stem in taken else stem  # prompts.jsonl and prompts.txt in one folder
+            parts = partitions_of(file)
+            stem = "/".join([*parts.folders, PurePosixPath(strip_compression(file.name)).stem])
+            own = (
+                "/".join([*parts.folders, file.name]) if stem in taken else stem
+            )  # prompts.jsonl and prompts.txt in one folder
             taken.add(stem)
             is_prompts = kind == "prompts" or file.suffix.lower() == ".txt"
             table_fields = replace(fields, is_text_only=True) if is_prompts else fields
-            yield TableSource(file, fields=table_fields, key_prefix=key_prefix, stem=own)
+            yield TableSource(
+                file, fields=table_fields, key_prefix=key_prefix, stem=own, constants=parts.columns
+            )
 
 
 def _open_hf(folder: SourcePath, fields: FieldMap, key_prefix: str | None) -> Iterator[Source]:
@@ -169,7 +175,10 @@ def _tell_folder_kind(folder: SourcePath) -> str:
     names = [entry.name.lower() for entry in entries]
     if any(name in METADATA_NAMES or name.endswith(tuple(MEDIA_SUFFIXES)) for name in names):
         return "folder"
-    if any(entry.is_dir() for entry in entries):
+    folders = [entry.name for entry in entries if entry.is_dir()]
+    if folders and all(is_partition(name) for name in folders):
+        return "table"
+    if folders:
         return "folder"
     if any(name.endswith(TAR_SUFFIXES) for name in names):
         return "webdataset"
@@ -185,12 +194,21 @@ def _is_table_of_folder(name: str) -> bool:
 def _files_of(path: SourcePath, suffixes: tuple[str, ...]) -> list[SourcePath]:
     if not path.is_dir():
         return [path]
-    entries: list[SourcePath] = [*path.iterdir()]
+    entries = _entries_of(path)
     files = [
         file
-        for file in sorted(entries, key=lambda entry: entry.name)
+        for file in entries
         if file.name.lower().endswith(suffixes) or strip_compression(file.name.lower()).endswith(suffixes)
     ]
     if not files:
         raise SourceError(f"{path}: holds no file that ends with {', '.join(sorted(suffixes))}")
     return files
+
+
+def _entries_of(folder: SourcePath) -> list[SourcePath]:
+    """What a folder and the partitions below it hold, by name."""
+    found: list[SourcePath] = [*folder.iterdir()]
+    entries: list[SourcePath] = []
+    for entry in sorted(found, key=lambda entry: entry.name):
+        entries += _entries_of(entry) if is_partition(entry.name) and entry.is_dir() else [entry]
+    return entries

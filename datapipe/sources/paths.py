@@ -74,8 +74,16 @@ def locate_file(root: SourcePath, named: str, place: str) -> tuple[SourcePath, l
     whether the file is there turns out when it is read.
 
     Raises:
-        DecodeError: Reasons `path_outside_folder`, `row_without_image`, `not_a_file`.
+        DecodeError: Reasons `path_outside_folder`, `row_without_image`, `not_a_file`, and `unreadable_file`
+            for a name that the system does not look up: too long, or in a folder that may not be entered.
     """
+    try:
+        return _locate(root, named, place)
+    except OSError as error:
+        raise DecodeError("unreadable_file", f"{named!r:.80}: {error.strerror or error}") from error
+
+
+def _locate(root: SourcePath, named: str, place: str) -> tuple[SourcePath, list[Note]]:
     if isinstance(root, Path) and _is_plain_file(root, named):
         return root / named, []
     if not named.strip() or "\0" in named:

@@ -163,7 +163,8 @@ def _add_break(tar: tarfile.TarFile, path: SourcePath, scan: TarScan, error: Exc
             )
             scan.faults.append(_fault(path, last.offset, "truncated_tar", detail))
             return
-    reason = "truncated_tar" if "end of data" in str(error) else "bad_tar_header"
+    is_cut = isinstance(error, EOFError) or "end of data" in str(error)
+    reason = "truncated_tar" if is_cut else "bad_tar_header"
     detail = f"{error}; what follows was not read"
     scan.faults.append(_fault(path, tar.offset, reason, detail))
 

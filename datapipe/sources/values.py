@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import math
+import uuid
 from typing import Final
 
 from datapipe.decode.text import INVISIBLE, check_text
@@ -35,7 +36,7 @@ def clean_value(value: object, *, field_name: str) -> str | int | float | bool |
         return value if -_INT64_MAX - 1 <= value <= _INT64_MAX else str(value)
     if isinstance(value, float):
         return None if math.isnan(value) else value
-    if isinstance(value, decimal.Decimal):
+    if isinstance(value, decimal.Decimal | datetime.timedelta | uuid.UUID):
         return str(value)
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()

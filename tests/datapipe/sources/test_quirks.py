@@ -374,3 +374,81 @@ def test_text_tables_come_by_the_column(tmp_path: Path) -> None:
 def test_urls_in_tables_are_not_fetched(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"image": "https://example.org/a.jpg", "caption": "x"}\n')
     assert reasons(tmp_path / "t.jsonl") == ["remote_url"]
+
+
+def test_names_that_the_system_does_not_look_up_cost_their_row(tmp_path: Path) -> None:
+    rows = [{"image": "x" * 5000, "caption": "long"}, {"image": f"{'y' * 300}/a.png", "caption": "long"}]
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    assert reasons(tmp_path / "t.jsonl") == ["unreadable_file"] * 2
+
+
+def test_base64_of_box_files_is_no_path(tmp_path: Path) -> None:
+    import base64
+
+    avif = b"\0\0\0\x20ftypavif\0\0\0\0" + bytes(300)
+    (tmp_path / "t.csv").write_text(f"image,caption\n{base64.b64encode(avif).decode()},c\n")
+    load = next(iter(records(tmp_path / "t.csv").values())).load
+    assert load is not None and load() == avif
+
+
+@pytest.mark.parametrize(
+    "head", ["\n\n", "sep=;\r\n", "SEP=;\n\n"], ids=["blank lines", "separator", "separator and blank"]
+)
+def test_lines_before_the_header_of_a_csv(tmp_path: Path, head: str) -> None:
+    mark = ";" if "=" in head else ","
+    (tmp_path / "t.csv").write_bytes(f"{head}caption{mark}n, m\r\na, b{mark}1\r\nshort\r\n".encode())
+    if mark == ",":
+        (tmp_path / "t.csv").write_bytes(f"{head}caption,n\na,1\nshort\n".encode())
+    (found, fault) = items(tmp_path / "t.csv", format="prompts")
+    assert isinstance(found, Record) and isinstance(fault, Fault)
+    assert found.caption == ("a, b" if mark == ";" else "a")
+    assert (fault.place, fault.reason) == (f"t.csv:{head.count(chr(10)) + 3}", "ragged_row")
+
+
+@pytest.mark.parametrize(
+    "data", [b"<!DOCTYPE html>\n<p>no, such file</p>\n", b"PK\x03\x04\x14\0", b"PAR1\x15\x04\n"]
+)
+def test_what_is_no_csv_is_refused_before_its_rows(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "t.csv").write_bytes(data)
+    with pytest.raises(SourceError, match="as no CSV file does"):
+        items(tmp_path / "t.csv")
+
+
+def test_a_time_zone_that_nobody_knows_is_told_in_utc(tmp_path: Path) -> None:
+    when = pa.array([0, None], pa.timestamp("us", "Mars/Phobos"))
+    lasting = pa.array([90, None], pa.duration("s"))
+    pq.write_table(
+        pa.table({"caption": ["a", "b"], "when": when, "lasting": lasting}), tmp_path / "t.parquet"
+    )
+    (source,) = open_sources([tmp_path / "t.parquet"])
+    kinds = ColumnKinds()
+    source.observe_columns(kinds)
+    first = next(iter(one_by_one(source.items())))
+    assert isinstance(first, Record)
+    columns = kinds.convert(first.columns)
+    assert columns == {"when": "1970-01-01 00:00:00.000000Z", "lasting": "0:01:30"}
+
+
+def test_tables_in_partitions_get_their_columns(tmp_path: Path) -> None:
+    for folder, caption in (
+        ("split=train/lang=de", "a"),
+        ("split=train/lang=en%20gb", "b"),
+        ("split=val/lang=de", "c"),
+    ):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+        pq.write_table(pa.table({"caption": [caption]}), tmp_path / "set" / folder / "part-0.parquet")
+    (tmp_path / "set" / "split=val" / "lang=__HIVE_DEFAULT_PARTITION__").mkdir()
+    last = tmp_path / "set" / "split=val" / "lang=__HIVE_DEFAULT_PARTITION__" / "part-0.parquet"
+    pq.write_table(pa.table({"caption": ["d"]}), last)
+    (tmp_path / "set" / "_SUCCESS").touch()
+    found: list[tuple[object, object, dict[str, object]]] = []
+    for source in open_sources([tmp_path / "set"]):
+        found += [
+            (r.key, r.caption, dict(r.columns)) for r in one_by_one(source.items()) if isinstance(r, Record)
+        ]
+    assert found == [
+        ("split=train/lang=de/part-0/00000001", "a", {"split": "train", "lang": "de"}),
+        ("split=train/lang=en%20gb/part-0/00000001", "b", {"split": "train", "lang": "en gb"}),
+        ("split=val/lang=__HIVE_DEFAULT_PARTITION__/part-0/00000001", "d", {"split": "val"}),
+        ("split=val/lang=de/part-0/00000001", "c", {"split": "val", "lang": "de"}),
+    ]
