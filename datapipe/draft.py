@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from datapipe.collate import Batch
 from datapipe.device import InFlight
-from datapipe.errors import LoaderError
+from datapipe.errors import LoaderError, reason_of
 from datapipe.ring import BufferRing
 
 __all__ = ["IMAGES", "BadSample", "Draft", "Piece", "UnevenError"]
@@ -35,7 +35,7 @@ class BadSample:
     @property
     def reason(self) -> str:
         """A stable code for counting: that of the error, or the name of its kind."""
-        return str(getattr(self.error, "reason", type(self.error).__name__))
+        return reason_of(self.error)
 
     def __str__(self) -> str:
         return f"sample {self.key!r} (row {self.row}): {self.error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ __all__ = ["FixedLength", "FullShuffle", "Passes", "WithReplacement"]
 _PERMUTATION_STREAM: Final = 2
 _DRAW_STREAM: Final = 3
 _DRAW_WINDOW: Final = 4096
+_SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-280, 1e280  # of what is summed as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class WithReplacement:
             LoaderError: For weights that are negative, not finite or all zero.
         """
         self._length = None if length is None else whole_number("the length of an epoch", length, 1)
-        self._ends = None if weights is None else _cumulated(np.asarray(weights, np.float64))
+        self._ends = None if weights is None else _cumulated(weights)
 
     def num_samples(self, num_rows: int) -> int:
         return num_rows if self._length is None or not num_rows else self._length
@@ -154,9 +156,17 @@ class _Draws:
         return found
 
 
-def _cumulated(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _cumulated(given: ArrayLike) -> NDArray[np.float64]:
+    try:
+        weights = np.asarray(given, np.float64)
+    except (TypeError, ValueError) as error:
+        raise LoaderError(f"weights are no list of numbers: {error}") from error
     if weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
         raise LoaderError(
             f"weights of shape {weights.shape} are no list of finite numbers of 0 or more that are not all 0"
         )
+    largest = float(weights.max())
+    if not _SMALLEST_WEIGHT < largest < _LARGEST_WEIGHT:
+        # Scaled by a power of two, so that sums neither overflow nor lose their places.
+        weights = np.ldexp(weights, -math.frexp(largest)[1])
     return np.cumsum(weights)

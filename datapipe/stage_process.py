@@ -9,11 +9,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from pickle import PicklingError
 from typing import Any, Final
 
-from datapipe.errors import StageError
+from datapipe.errors import StageError, reason_of
 from datapipe.stages import Stage
 
 __all__ = ["StageProcess"]
@@ -108,18 +109,29 @@ class StageProcess:
             if self._is_closed:
                 raise StageError(f"stage {self._stage.name!r} was stopped")
             if self._process is None or self._pipe is None:
-                context = multiprocessing.get_context("spawn")
-                mine, theirs = context.Pipe()
-                self._process = context.Process(
+                self._process, self._pipe = self._start()
+            return self._process, self._pipe
+
+    def _start(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+        context = multiprocessing.get_context("spawn")
+        try:
+            with ExitStack() as stack:
+                mine, theirs = map(stack.enter_context, context.Pipe())
+                process = context.Process(
                     target=_serve,
                     args=(theirs, self._stage.function),
                     name=f"datapipe-{self._stage.name}",
                     daemon=True,
                 )
-                self._process.start()
+                process.start()
                 theirs.close()
-                self._pipe = mine
-            return self._process, self._pipe
+                stack.pop_all()
+        except OSError as error:
+            raise StageError(
+                f"stage {self._stage.name!r}: no process could be started: {error.strerror or error}; raise "
+                f"the limits of open files and processes (`ulimit -n`, `ulimit -u`), or use threads"
+            ) from error
+        return process, mine
 
     def _await_start(
         self, place: str, process: multiprocessing.process.BaseProcess, pipe: Connection
@@ -181,8 +193,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
         try:
             answer: tuple[bool, Any] = True, function(value)
         except Exception as error:  # whatever a user's function raises goes to the consumer
-            reason = getattr(error, "reason", type(error).__name__)
-            answer = False, (f"{type(error).__name__}: {error}", traceback.format_exc(), str(reason))
+            answer = False, (f"{type(error).__name__}: {error}", traceback.format_exc(), reason_of(error))
         try:
             pipe.send(answer)
         except (AttributeError, TypeError, ValueError, PicklingError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -199,6 +200,19 @@ def test_what_goes_wrong_in_a_process_is_told(function: Callable[[int], object],
     pipeline = one_stage(function, executor="process", timeout_s=4)
     with pytest.raises(StageError, match=message):
         list(run_pipeline(pipeline, numbers(5)))
+    assert no_worker_is_left()
+
+
+def test_too_few_open_files_for_a_process_are_told() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limits[1]))  # noqa: PTH208
+    try:
+        with pytest.raises(
+            StageError, match=r"could be started: Too many open files; .*ulimit -n"
+        ):
+            list(run_pipeline(one_stage(str, executor="process"), numbers(3)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert no_worker_is_left()
 
 

@@ -116,6 +116,18 @@ def test_weights_that_are_none_are_refused(weights: list[float]) -> None:
         WithReplacement(weights=weights)
 
 
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(LoaderError, match="weights are no list of numbers"):
+        WithReplacement(weights=["a", "b"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("weight", [5e-324, 1e-300, 1e-270, 1.0, 1e270, 1.7e308])
+def test_weights_of_any_size_are_drawn_by_their_shares(weight: float) -> None:
+    order = WithReplacement(length=4000, weights=[weight] * 4 + [0.0] * 4)
+    drawn = order.positions(8, seed=0, epoch=0).take(0, 4000)
+    np.testing.assert_allclose(np.bincount(drawn, minlength=8) / 4000, [0.25] * 4 + [0.0] * 4, atol=0.03)
+
+
 def test_lengths_and_weights_of_other_views_are_refused() -> None:
     with pytest.raises(LoaderError, match="3 weights for a view of 4 rows"):
         WithReplacement(weights=[1, 2, 3]).positions(4, seed=0, epoch=0)
