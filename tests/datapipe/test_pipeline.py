@@ -207,9 +207,7 @@ def test_too_few_open_files_for_a_process_are_told() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), limits[1]))  # noqa: PTH208
     try:
-        with pytest.raises(
-            StageError, match=r"could be started: Too many open files; .*ulimit -n"
-        ):
+        with pytest.raises(StageError, match=r"could be started: Too many open files; .*ulimit -n"):
             list(run_pipeline(one_stage(str, executor="process"), numbers(3)))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

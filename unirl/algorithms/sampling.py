@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from unirl.errors import ConfigError, RolloutError, ShapeError
 
 __all__ = ["log_distribution", "sample_tokens", "sampling_errors", "token_logprobs"]
 
+_TEMPERATURES = (1e-6, 1e6)
+_GUIDANCES = (0.0, 1e6)
+"""Beyond these, logits of a few hundred leave float32, or all log-probs are 0 and -inf."""
 _NEUTRAL = {"top_p": 1.0, "top_k": 0.0, "min_p": 0.0}
 
 
@@ -35,16 +39,17 @@ def sampling_errors(settings: Mapping[str, float]) -> list[str]:
     """
     wrong = []
     temperature, guidance = settings.get("temperature", 1.0), settings.get("guidance", 1.0)
-    if not (math.isfinite(temperature) and temperature > 0):
+    if not _is_within(temperature, _TEMPERATURES):
         wrong.append(
-            f"temperature is {temperature}; it needs a finite number above 0. Logits are divided by it, "
+            f"temperature is {temperature!r}; it needs a finite number above 0, {_TEMPERATURES[0]:g} to "
+            f"{_TEMPERATURES[1]:g}. Logits are divided by it, "
             "and at 0 every log-prob is 0 or -inf, which leaves no policy gradient. "
             "Take the argmax to decode greedily."
         )
-    if not (math.isfinite(guidance) and guidance >= 0):
+    if not _is_within(guidance, _GUIDANCES):
         wrong.append(
-            f"guidance is {guidance}; it needs a finite number from 0. It scales the way from the "
-            "unconditional to the conditional logits; 1 leaves the conditional ones"
+            f"guidance is {guidance!r}; it needs a finite number from 0 to {_GUIDANCES[1]:g}. It scales the "
+            "way from the unconditional to the conditional logits; 1 leaves the conditional ones"
         )
     for name, neutral in _NEUTRAL.items():
         value = settings.get(name, neutral)
@@ -58,6 +63,10 @@ def sampling_errors(settings: Mapping[str, float]) -> list[str]:
                 "one that was sampled from. Lower the temperature for sharper samples"
             )
     return wrong
+
+
+def _is_within(value: object, bounds: tuple[float, float]) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and bounds[0] <= float(value) <= bounds[1]
 
 
 def log_distribution(

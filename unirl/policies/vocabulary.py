@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -147,8 +148,10 @@ class JointVocabulary:
         """Ids of a caption's words, without specials; a special that a caption writes out stays text.
 
         Raises:
-            ConfigError: If the caption writes out the name of an image code.
+            ConfigError: If the caption is no proper text, or writes out the name of an image code.
         """
+        if not isinstance(caption, str) or not _is_unicode(caption):
+            raise ConfigError(f"a caption or question is {caption!r:.80}; it needs text that UTF-8 can hold")
         ids = list(self.tokenizer.encode(caption, add_special_tokens=False, split_special_tokens=True))
         codes = [i for i in ids if 0 <= i - self.grid.offset < self.grid.num_codes]
         if codes:
@@ -170,12 +173,15 @@ class JointVocabulary:
 
     def drawing(self, codes: Sequence[int]) -> list[int]:
         """Ids of a picture as a response: its codes, with the row ends that the grid has."""
-        if len(codes) != self.grid.length:
-            raise ConfigError(f"a picture has {self.grid.length} codes, found {len(codes)}")
-        wrong = [int(code) for code in codes if not 0 <= code < self.grid.num_codes]
+        if not isinstance(codes, Sequence) or len(codes) != self.grid.length:
+            found = len(codes) if isinstance(codes, Sequence) else repr(codes)
+            raise ConfigError(f"a picture has {self.grid.length} codes, found {found}")
+        wrong = [
+            code for code in codes if not isinstance(code, Integral) or not 0 <= code < self.grid.num_codes
+        ]
         if wrong:
             raise ConfigError(
-                f"code {wrong[0]} is none of the {self.grid.num_codes} codes of this vocabulary; "
+                f"code {wrong[0]!r} is none of the {self.grid.num_codes} codes of this vocabulary; "
                 "encode the pictures with the tokenizer that the policy was trained with"
             )
         ids = [int(code) + self.grid.offset for code in codes]
@@ -262,3 +268,12 @@ class JointVocabulary:
             raise ConfigError(f"{directory}: no {GRID_FILE}, so this is no joint-vocabulary policy")
         tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
         return cls(tokenizer, ImageGrid(**json.loads(path.read_text())))
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

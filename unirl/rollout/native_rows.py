@@ -67,13 +67,13 @@ class Rows:
         self._candidates: dict[int, tuple[slice, Tensor]] = {}
         """By the kind of the place: from the first allowed id to the last, and which of these are allowed,
         int64 (K,), ascending, counted from the first."""
+        self._prompts = [self._branch_ids(sample) for sample in samples]
+        self._require_positions()
         streams = [sample_stream(s.seed, s.sample, s.max_new_tokens) for s in samples]
         uniforms = np.stack([np.pad(stream, (0, self.length - len(stream))) for stream in streams])
         self._uniforms = torch.from_numpy(uniforms).to(device)
         self._ids = torch.zeros(len(samples), self.length, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(len(samples), self.length, device=device)
-        self._prompts = [self._branch_ids(sample) for sample in samples]
-        self._require_positions()
         self._queue = list(range(len(samples)))[::-1]
         self._shown = [policy.picture_key(sample.prompt) for sample in samples]
         self._shares: dict[_Start, _Share] = {}

@@ -58,6 +58,7 @@ def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
         raise ConfigError("prompts need pictures; give the loader an image field")
     codes = batch.tensors[CODES_COLUMN].numpy() if CODES_COLUMN in batch.tensors else None
     context = batch.tensors[CONTEXT_COLUMN].numpy() if CONTEXT_COLUMN in batch.tensors else None
+    _require_captions(batch)
     texts = zip(batch.keys, batch.columns["caption"], questions_of(batch), strict=True)
     return [
         Prompt(
@@ -72,6 +73,17 @@ def prompts_from_batch(batch: Batch, direction: Direction) -> list[Prompt]:
         )
         for i, (key, caption, question) in enumerate(texts)
     ]
+
+
+def _require_captions(batch: Batch) -> None:
+    """A caption is what a drawing is asked for, or the answer that a text is to find."""
+    captions = zip(batch.keys, batch.columns["caption"], strict=True)
+    without = [key for key, caption in captions if caption is None]
+    if without:
+        raise ConfigError(
+            f"{without[0]}: the row has no caption, nor have {len(without) - 1} others of its batch; leave "
+            'such rows out of the stage by `prompts = "caption IS NOT NULL"`'
+        )
 
 
 def code_columns(view: View) -> tuple[str, ...]:

@@ -157,6 +157,21 @@ def test_temperature_that_is_not_positive_is_refused(temperature: float) -> None
         log_distribution(LOGITS, temperature=temperature)
 
 
+@pytest.mark.parametrize("value", [1e-300, 1e300, "1", None, True])
+def test_settings_that_leave_float32_or_are_no_numbers_are_refused(value: object) -> None:
+    for name in ("temperature", "guidance"):
+        if (name, value) != ("guidance", 1e-300):  # as good as no guidance
+            (wrong,) = sampling_errors({name: value})  # type: ignore[dict-item]
+            assert wrong.startswith(f"{name} is {value!r}; it needs a finite number"), name
+
+
+def test_the_ends_of_the_settings_stay_finite() -> None:
+    cond, uncond = 300 * torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
+    for temperature, guidance in ((1e-6, 1e6), (1e6, 1e6), (1e-6, 0.0), (1e6, 0.0)):
+        logprobs = log_distribution(cond, temperature=temperature, uncond=uncond, guidance=guidance)
+        torch.testing.assert_close(logprobs.exp().sum(-1), torch.ones(1, 2))
+
+
 def test_refusals() -> None:
     logits = LOGITS.expand(1, 2, 3)
     ids = torch.zeros(1, 2, dtype=torch.int64)

@@ -67,10 +67,21 @@ def test_a_picture_of_another_size_is_refused(vocabulary: JointVocabulary, codes
         vocabulary.picture(codes)
 
 
-@pytest.mark.parametrize("code", [-1, 5])
-def test_a_code_outside_the_codebook_is_refused(vocabulary: JointVocabulary, code: int) -> None:
+@pytest.mark.parametrize("caption", [None, 5, ["dark"], "\ud800 dark"])
+def test_what_is_no_text_is_refused(vocabulary: JointVocabulary, caption: str) -> None:
+    with pytest.raises(ConfigError, match="it needs text that UTF-8 can hold"):
+        vocabulary.words(caption)
+
+
+def test_one_number_is_no_picture(vocabulary: JointVocabulary) -> None:
+    with pytest.raises(ConfigError, match="a picture has 6 codes, found 3"):
+        vocabulary.picture(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", [-1, 5, 1.5, 2.0, float("nan"), "1"])
+def test_a_code_outside_the_codebook_is_refused(vocabulary: JointVocabulary, code: object) -> None:
     """Codes of another tokenizer would silently read as words, or past the end of the embedding."""
-    with pytest.raises(ConfigError, match=f"code {code} .* 5 codes"):
+    with pytest.raises(ConfigError, match=f"code {code!r} .* 5 codes"):
         vocabulary.picture([0, 1, 2, 3, 4, code])
 
 

@@ -342,6 +342,8 @@ def test_more_tokens_than_the_model_has_positions_are_refused(
         ConfigError, match=r"p1: a prompt of \d+ tokens and 4 new ones, the model has \d+ pos"
     ):
         engine.rollout(request_for([short, long]))
+    with pytest.raises(ConfigError, match=r"and 100000000000 new ones, the model has \d+ pos"):
+        engine.rollout(request_for(toy.make_prompts("text", 1), length=10**11))  # before memory is taken
 
 
 @pytest.mark.parametrize("decoder", DECODERS)

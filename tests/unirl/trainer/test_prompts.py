@@ -10,7 +10,7 @@ import pytest
 from storage import FeatureStore
 from unirl.errors import ConfigError
 from unirl.trainer.model_training import encode_pictures
-from unirl.trainer.prompts import PromptSource, all_prompts, select_prompts
+from unirl.trainer.prompts import PromptSource, all_prompts, prompts_from_batch, select_prompts
 
 
 def source(toy_store: FeatureStore, **options: int) -> PromptSource:
@@ -31,6 +31,14 @@ def test_prompts_carry_what_both_directions_need(toy: SimpleNamespace, toy_store
         assert prompt.caption == toy.CAPTIONS[number % 16]
         assert (prompt.image == toy.picture(number)).all()
         assert (prompt.codes == codes[number : number + 1][0]).all()
+
+
+def test_a_row_without_a_caption_is_named() -> None:
+    batch = SimpleNamespace(
+        tensors={}, images=None, keys=["a", "b"], columns={"caption": ["dark", None]}, rows=np.arange(2)
+    )
+    with pytest.raises(ConfigError, match=r"b: the row has no caption.*caption IS NOT NULL"):
+        prompts_from_batch(batch, "image")  # type: ignore[arg-type]
 
 
 def test_frames_of_a_stored_context_are_shown_first(toy: SimpleNamespace, tmp_path: Path) -> None:
