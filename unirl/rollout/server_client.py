@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ SHARED_VARIABLE = "UNIRL_ROLLOUT_SHARED_MEMORY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 UPDATE_HEADER = "X-Unirl-Update"
 """Of a request: the update that its weights belong to, or that it wants to sample from."""
+_MAX_SHOWN = 2000  # characters of an answer that is an error
 _NO_SERVER = "this is no `unirl rollout serve` of this version; look at the URL"
 
 
@@ -44,11 +46,16 @@ class RemoteVllm:
         timeout_s: float = 600.0,
         shared_memory: bool | None = None,
     ) -> None:
-        secret = token or os.environ.get(TOKEN_VARIABLE, "")
-        if not secret:
-            raise ConfigError(f"{url}: a rollout server wants a token; set {TOKEN_VARIABLE} to the server's")
+        secret = (token or os.environ.get(TOKEN_VARIABLE, "")).strip()
+        if not secret or not (secret.isascii() and secret.isprintable()):
+            what = "has characters that no request can carry" if secret else "is missing"
+            raise ConfigError(
+                f"{url}: the token of the rollout server {what}; set {TOKEN_VARIABLE} to the server's"
+            )
+        if not (isinstance(timeout_s, int | float) and 0 < timeout_s < float("inf")):
+            raise ConfigError(f"{url}: timeout_s is {timeout_s!r}; wanted seconds, more than 0")
         self._url, self._timeout_s = url.rstrip("/"), timeout_s
-        if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+        if not _is_server_url(url):
             raise ConfigError(
                 f"{url!r} is no URL of a rollout server; wanted one such as http://127.0.0.1:8300"
             )
@@ -62,17 +69,16 @@ class RemoteVllm:
         self._shared: SharedBlock | None = None
         self._begun = ""
         found = self._call("GET", "info", step=None)
-        try:
+        with self._expected("info", found):
             self.info = replace(EngineInfo(**found), endpoint=self._url)
-        except TypeError as error:
-            raise RolloutError(f"{self._url}/info: answered {found!r:.200}; {_NO_SERVER}") from error
         if is_near if shared_memory is None else shared_memory:
             self._shared = SharedBlock()
 
     def generate(self, request: TokenRequest, *, step: int) -> TokenAnswer:
         """Serve a request."""
         found = self._call("POST", "generate", step=step, update=self.info.update, json=request.to_json())
-        answer = TokenAnswer.from_json(found)
+        with self._expected(f"generate, step {step}", found):
+            answer = TokenAnswer.from_json(found)
         if answer.policy_version != self.info.policy_version:
             raise RolloutError(
                 f"{self._url}/generate, step {step}: answered with policy version {answer.policy_version}, "
@@ -82,7 +88,9 @@ class RemoteVllm:
 
     def begin_update(self, *, step: int) -> None:
         """Get ready for new weights."""
-        self._begun = self._call("POST", "weights/begin", step=step, json={"step": step})["update"]
+        found = self._call("POST", "weights/begin", step=step, json={"step": step})
+        with self._expected(f"weights/begin, step {step}", found):
+            self._begun = found["update"]
 
     def put(self, bucket: WeightBucket, *, step: int) -> Mapping[str, Checksums]:
         """Load some weights, through shared memory or in the body of a request."""
@@ -95,18 +103,22 @@ class RemoteVllm:
             block = {"path": str(self._shared.path), "num_bytes": num_bytes}
             values = {**block, "entries": [asdict(entry) for entry in entries]}
             found = self._call("POST", "weights/shared", step=step, json=values)
-        return {name: Checksums(sent=sent[name], held=held) for name, held in found.items()}
+        with self._expected(f"weights, step {step}", found):
+            return {name: Checksums(sent=sent[name], held=held) for name, held in found.items()}
 
     def backend(self, method: str, values: Mapping[str, Any], *, step: int) -> None:
         """Call one of the methods of vLLM's weight transfers in the server's worker."""
         content = {"method": method, "values": dict(values), "step": step}
         found = self._call("POST", "weights/backend", step=step, json=content)
-        self._begun = found.get("update", self._begun)
+        with self._expected(f"weights/backend, step {step}", found):
+            self._begun = found.get("update", self._begun)
 
     def learn(self, shapes: Mapping[str, tuple[int, ...]], *, step: int) -> None:
         """Find out where tensors of these names and shapes end up. Overwrites the weights."""
         content = {"shapes": dict(shapes), "step": step}
-        self._begun = self._call("POST", "weights/learn", step=step, json=content)["update"]
+        found = self._call("POST", "weights/learn", step=step, json=content)
+        with self._expected(f"weights/learn, step {step}", found):
+            self._begun = found["update"]
 
     def checksums(self, *, step: int) -> Mapping[str, str]:
         """Of all tensors as the engine holds them."""
@@ -124,6 +136,14 @@ class RemoteVllm:
         if self._shared is not None:
             self._shared.close()
 
+    @contextmanager
+    def _expected(self, place: str, found: object) -> Iterator[None]:
+        """Read an answer; one that is made otherwise is of another server."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RolloutError(f"{self._url}/{place}: answered {found!r:.200}; {_NO_SERVER}") from error
+
     def _call(
         self, method: str, path: str, *, step: int | None, update: str | None = None, **content: Any
     ) -> Any:
@@ -136,11 +156,20 @@ class RemoteVllm:
                 f"{place}: no answer within {self._timeout_s:g} s; the engine took the request and hangs, or "
                 "is overloaded. Look at its log and restart it; the run goes on from its last checkpoint"
             ) from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise RolloutError(f"{place}: {error or type(error).__name__}; is the server running?") from error
         if response.status_code != httpx.codes.OK:
-            raise RolloutError(f"{place}: status {response.status_code}, {response.text.strip()}")
+            told = response.text.strip()[:_MAX_SHOWN]
+            raise RolloutError(f"{place}: status {response.status_code}, {told}")
         try:
             return response.json()
         except ValueError as error:
             raise RolloutError(f"{place}: answered {response.text!r:.200}; {_NO_SERVER}") from error
+
+
+def _is_server_url(url: str) -> bool:
+    try:
+        parts = httpx.URL(url)
+    except (TypeError, ValueError, httpx.InvalidURL):
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.host)

@@ -121,6 +121,8 @@ class VllmEngine:
             The samples in their order, with what was added. A stopped one can go on here or elsewhere. What
             is added then is not what would have been without the stop, and has the same distribution.
         """
+        if max_steps is not None and max_steps < 1:
+            return list(samples)
         left = [sample for sample in samples if not sample.is_done]
         drawn = iter(self._draw(left, max_steps=max_steps)) if left else iter(())
         return [sample if sample.is_done else next(drawn) for sample in samples]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import index
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -27,6 +28,8 @@ __all__ = [
 
 Span = tuple[int, int]
 
+_ROUNDING = 0.01
+"""Log-probs of narrow dtypes may come out that far above 0."""
 SHARED_MEMORY = "unirl_shared_memory"
 """Name of our own weight transfer among vLLM's."""
 
@@ -147,6 +150,10 @@ class TokenAnswer:
                     "weights have NaN or infinite values, or the dtype is too narrow: go back to the last "
                     "good checkpoint, with a lower learning rate, or take bfloat16 instead of float16"
                 )
+            if max(logprobs, default=0.0) > _ROUNDING:
+                raise RolloutError(
+                    f"row {row}: a log-prob is {max(logprobs):g}, above 0; that is none of a distribution"
+                )
             for place, token in enumerate(ids, start):
                 if place >= start + wanted or not request.allowed.allows(place, token):
                     allowed = request.allowed.at(min(place, start + wanted - 1))
@@ -171,11 +178,15 @@ class TokenAnswer:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TokenAnswer:
-        """Read what `to_json` made."""
+        """Read what `to_json` made.
+
+        Raises:
+            TypeError: If ids are not whole, or log-probs no numbers.
+        """
         return cls(
-            ids=tuple(tuple(row) for row in values["ids"]),
-            logprobs=tuple(tuple(row) for row in values["logprobs"]),
-            policy_version=values["policy_version"],
+            ids=tuple(tuple(index(token) for token in row) for row in values["ids"]),
+            logprobs=tuple(tuple(_number(logprob) for logprob in row) for row in values["logprobs"]),
+            policy_version=index(values["policy_version"]),
         )
 
 
@@ -257,6 +268,12 @@ class TokenEngine(Protocol):
     def close(self) -> None:
         """Give everything back; it is not used again."""
         ...
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
 
 
 def _spans(mask: Sequence[bool]) -> tuple[Span, ...]:

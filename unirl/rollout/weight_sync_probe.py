@@ -125,6 +125,7 @@ def require_agreement(
         found = answer[0]
         if found is None:
             raise RolloutError(f"weight sync, version {version}: no rank asked {engine.info.endpoint}")
+        found.check(probe.request)
         gap = probe_gap(policy, probe, found)
         if not gap <= max_gap:
             raise RolloutError(

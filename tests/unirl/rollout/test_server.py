@@ -244,7 +244,56 @@ def test_a_server_of_another_kind_is_told(answer: str, status: int) -> None:
         RemoteVllm(url, token=TOKEN)
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8300", "", "http://", "ftp://gpu:8300"])
+GOOD = {"ids": [[1], [2]], "logprobs": [[-0.1], [-0.2]], "policy_version": 0}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *({}, None, [], "x", {**GOOD, "ids": None}, {**GOOD, "ids": [1, 2]}, {**GOOD, "ids": [[1.5], [2]]}),
+        *({**GOOD, "logprobs": [["-0.1"], [-0.2]]}, {**GOOD, "logprobs": [[None], [0]]}),
+        {**GOOD, "policy_version": "0"},
+    ],
+)
+def test_answers_of_another_form_are_told_with_their_place(
+    url: str, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    client = RemoteVllm(url, token=TOKEN)
+    monkeypatch.setattr(client, "_call", lambda *_, **__: answer)
+    with pytest.raises(RolloutError, match=r"/generate, step 5: answered .*this is no `unirl rollout serve`"):
+        client.generate(some_request(), step=5)
+    with pytest.raises(RolloutError, match=r"/weights/begin, step 5: answered"):
+        client.begin_update(step=5)
+    client.close()
+
+
+def test_a_body_that_cannot_be_unpacked_is_told() -> None:
+    async def packed(request: Request) -> Response:
+        return Response(b"no gzip", headers={"content-encoding": "gzip"})
+
+    is_told = pytest.raises(RolloutError, match=r"/info: .*decompressing")
+    with served(Starlette(routes=[Route("/info", packed)])) as url, is_told:
+        RemoteVllm(url, token=TOKEN)
+
+
+@pytest.mark.parametrize("token", ["t\u00e9", "a\nb", "  "])
+def test_a_token_that_no_request_can_carry_is_told_and_not_shown(url: str, token: str) -> None:
+    with pytest.raises(ConfigError, match="the token of the rollout server") as caught:
+        RemoteVllm(url, token=token)
+    assert token not in str(caught.value) or token == "  "
+    RemoteVllm(url, token=f"{TOKEN}\n").close()  # as read from a file
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), None, "9"])
+def test_a_time_limit_is_a_number_of_seconds(url: str, timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match="wanted seconds, more than 0"):
+        RemoteVllm(url, token=TOKEN, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8300", "", "http://", "ftp://gpu:8300", "http://[::1", "http://gpu:eighty", "http://\0"],
+)
 def test_what_is_no_url_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match="is no URL of a rollout server; wanted one such as"):
         RemoteVllm(url, token=TOKEN)

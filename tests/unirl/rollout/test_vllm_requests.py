@@ -85,3 +85,6 @@ def test_logprobs_that_are_no_numbers_are_refused_with_a_remedy(logprob: float) 
     )
     with pytest.raises(RolloutError, match=r"row 0: log-probs .* are not all finite.*last good checkpoint"):
         TokenAnswer(ids=((1,),), logprobs=((logprob,),), policy_version=0).check(request)
+    TokenAnswer(ids=((1,),), logprobs=((1e-6,),), policy_version=0).check(request)  # of rounding
+    with pytest.raises(RolloutError, match=r"row 0: a log-prob is 0\.5, above 0"):
+        TokenAnswer(ids=((1,),), logprobs=((0.5,),), policy_version=0).check(request)
