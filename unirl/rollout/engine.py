@@ -28,6 +28,8 @@ __all__ = [
     "sample_uniforms",
 ]
 
+_MAX_ID = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
@@ -207,7 +209,7 @@ def require_alike(samples: Sequence[PartialSample], policy: Policy) -> None:
 
     Raises:
         ConfigError: If two have other directions or settings, a picture is to have another length, or a
-            sample holds what this policy cannot have drawn.
+            sample is not in itself consistent or holds what this policy cannot have drawn.
     """
     picture_length = policy.vocabulary.grid.response_length
     for sample in samples:
@@ -222,6 +224,8 @@ def require_alike(samples: Sequence[PartialSample], policy: Policy) -> None:
             raise ConfigError(
                 f"{place}: {sample.max_new_tokens} tokens are asked for, a picture has {picture_length}"
             )
+        if (broken := _inconsistency(sample, policy.vocabulary.eos)) is not None:
+            raise ConfigError(f"{place}: {broken}; it was changed on its way, begin it anew")
         if not sample.ids or sample.is_done:
             continue
         if (wrong := policy.first_forbidden(direction, sample.ids)) is not None:
@@ -229,6 +233,22 @@ def require_alike(samples: Sequence[PartialSample], policy: Policy) -> None:
                 f"{place}: its token {wrong} is {sample.ids[wrong]}, which may not stand there in {direction}"
                 " of this policy; it was begun by another model, begin it anew"
             )
+
+
+def _inconsistency(sample: PartialSample, eos: int) -> str | None:
+    """What no engine hands over, in words."""
+    ids, num_ids = sample.ids, len(sample.ids)
+    if not num_ids == len(sample.logprobs) == len(sample.versions):
+        return f"{num_ids} tokens, {len(sample.logprobs)} log-probs and {len(sample.versions)} versions"
+    if num_ids > sample.max_new_tokens:
+        return f"{num_ids} tokens of {sample.max_new_tokens} at most"
+    if not all(isinstance(token, Integral) and abs(token) <= _MAX_ID for token in ids):
+        return f"its tokens {ids[:4]} are not all ids"
+    if sample.prompt.direction == "image":
+        return "a picture that ended with a token" if sample.is_ended else None
+    if (eos in ids[:-1]) or sample.is_ended != (ids[-1:] == (eos,)):
+        return f"is_ended is {sample.is_ended} with {ids.count(eos)} end tokens ({eos}) among {num_ids}"
+    return None
 
 
 def assemble(

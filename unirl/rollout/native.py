@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +36,8 @@ class NativeEngine:
 
     A finished row's place is taken by the next sample; the samples of a group share one run of their prompt.
     Each token is drawn by inverting the distribution of `unirl.algorithms.sample_tokens` at a number of the
-    sample's own stream, so that what is sampled depends on the seed and not on the company.
+    sample's own stream, so that what is sampled depends on the seed and not on the company. Threads that
+    share an engine take turns.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class NativeEngine:
         self.active_rows: list[int] = []
         """Rows that were running at each decode step of the last run."""
         self._taken: tuple[object, ...] = ()
+        self._lock = threading.RLock()
 
     def sync(self, policy: Policy, version: int) -> None:
         """Take over the policy's present weights; with sharded ones, all ranks call it together.
@@ -86,6 +89,10 @@ class NativeEngine:
         Raises:
             RolloutError: If a tensor has no place, or one arrived otherwise than it is; it is named.
         """
+        with self._lock:
+            self._sync(policy, version)
+
+    def _sync(self, policy: Policy, version: int) -> None:
         started = time.perf_counter()
         self.decoder.sync(policy)
         self.policy, self.policy_version = policy, version
@@ -134,14 +141,15 @@ class NativeEngine:
             RolloutError: As `sync` and `prove`.
         """
         started = time.perf_counter()
-        samples = self.run(begin(request))
+        with self._lock:
+            samples, policy, active_rows = self.run(begin(request)), self.policy, self.active_rows
         return assemble(
             samples,
-            [self.policy.prompt_ids(prompt) for prompt in request.prompts],
+            [policy.prompt_ids(prompt) for prompt in request.prompts],
             group_size=request.group_size,
-            pad=self.policy.vocabulary.pad,
-            device=self.policy.device,
-            active_rows=self.active_rows,
+            pad=policy.vocabulary.pad,
+            device=policy.device,
+            active_rows=active_rows,
             decode_s=time.perf_counter() - started,
         )
 
@@ -156,6 +164,10 @@ class NativeEngine:
             The samples in their order, with what was added. A stopped one can go on here or anywhere else,
             and ends with the same tokens as if it had not been stopped.
         """
+        with self._lock:
+            return self._run(samples, max_steps)
+
+    def _run(self, samples: Sequence[PartialSample], max_steps: int | None) -> list[PartialSample]:
         require_alike(samples, self.policy)
         if self._taken != _marks(self.policy):
             self.sync(self.policy, self.policy_version)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import get_args
 
@@ -297,6 +298,45 @@ def test_what_another_model_began_is_refused(
         ConfigError, match=rf"p0, sample 1: its token 1 is {wrong}, .* begun by another model"
     ):
         engine.run([fine, foreign])
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"logprobs": ()}, "2 tokens, 0 log-probs and 2 versions"),
+        ({"ids": (12, 13, 14)}, "3 tokens, 2 log-probs"),
+        ({"ids": (12,) * 6, "logprobs": (0.0,) * 6, "versions": (0,) * 6}, "6 tokens of 4 at most"),
+        ({"ids": (12.0, 13.0)}, "are not all ids"),
+        ({"ids": (12, 2**70)}, "are not all ids"),
+        ({"is_ended": True}, "a picture that ended with a token"),
+    ],
+)
+def test_a_picture_that_was_changed_on_its_way_is_refused(
+    policy: TokenLM, toy: SimpleNamespace, changed: dict[str, object], told: str
+) -> None:
+    engine = NativeEngine(policy)
+    (half,) = engine.run(begin(request_for(toy.make_prompts("image", 1), 1)), max_steps=2)
+    with pytest.raises(ConfigError, match=f"p0, sample 0: .*{told}.*begin it anew"):
+        engine.run([dataclasses.replace(half, **changed)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("ids", "is_ended"), [((7, 3, 8), False), ((7, 8, 3), False), ((7, 8, 9), True)])
+def test_a_text_ends_with_its_first_end_token(
+    policy: TokenLM, toy: SimpleNamespace, ids: tuple[int, ...], is_ended: bool
+) -> None:
+    assert policy.vocabulary.eos == 3
+    (fresh,) = begin(request_for(toy.make_prompts("text", 1), 1, length=9))
+    began = fresh.extended(ids, [0.0] * 3, version=0, is_ended=is_ended)
+    with pytest.raises(ConfigError, match=rf"is_ended is {is_ended} with \d end tokens \(3\) among 3"):
+        NativeEngine(policy).run([began])
+
+
+def test_threads_take_turns(policy: TokenLM, toy: SimpleNamespace) -> None:
+    request = request_for(toy.make_prompts("text", 4), 8, length=12)
+    whole, engine = NativeEngine(policy).rollout(request), NativeEngine(policy, max_rows=2)
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(engine.rollout, [request] * 3):
+            assert_same(found, whole)
 
 
 def test_prompts_of_two_directions_are_refused(policy: TokenLM, toy: SimpleNamespace) -> None:
