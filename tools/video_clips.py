@@ -89,7 +89,7 @@ def make_clip(
         container_options: Of the muxer.
         turn: Degrees counterclockwise that the muxer writes into the display matrix.
         has_sound: Whether to add a silent AAC track.
-        pictures: In place of the numbered ones.
+        pictures: In place of the numbered ones, uint8 (H, W, 3), or (H, W, 4) with alpha.
     """
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container, options=dict(container_options or {})) as output:
@@ -112,7 +112,8 @@ def make_clip(
                 if pictures is None
                 else pictures[position]
             )
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            layout = "rgba" if picture.shape[2] == 4 else "rgb24"
+            frame = av.VideoFrame.from_ndarray(picture, format=layout)
             frame.pts = position if times is None else times[position]
             frame.time_base = time_base
             output.mux(stream.encode(frame))

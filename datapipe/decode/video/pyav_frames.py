@@ -71,7 +71,8 @@ class PyavFrames:
         self._video.close()
 
     def frames(self, positions: Sequence[int]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Decode frames to uint8 (H, W, 3) RGB. A stream that changes its size is scaled to its first.
+        """Decode frames to uint8 (H, W, 3) RGB. A stream that changes its size is scaled to its first;
+        transparency is composited on white.
 
         Args:
             positions: Increasing, without repeats, within the index.
@@ -80,13 +81,18 @@ class PyavFrames:
             FrameLostError: If the index is not what decoding finds.
         """
         found = self._by_time(positions) if self._index.can_seek else self._from_start(positions)
-        width, height = self._size
         for position, frame in found:
             if self.orientation is None:
                 self.orientation = orientation_of(frame)
-            rgb = self._reformatter.reformat(frame, format="rgb24", width=width, height=height, threads=1)
-            pixels: NDArray[np.uint8] = rgb.to_ndarray().view(np.uint8)
-            yield position, pixels
+            has_alpha = any(component.is_alpha for component in frame.format.components)
+            pixels = self._pixels(frame, "rgba" if has_alpha else "rgb24")
+            yield position, _on_white(pixels) if has_alpha else pixels
+
+    def _pixels(self, frame: VideoFrame, form: str) -> NDArray[np.uint8]:
+        width, height = self._size
+        found = self._reformatter.reformat(frame, format=form, width=width, height=height, threads=1)
+        pixels: NDArray[np.uint8] = found.to_ndarray().view(np.uint8)
+        return pixels
 
     def _by_time(self, positions: Sequence[int]) -> Iterator[tuple[int, VideoFrame]]:
         times = self._index.pts[list(positions)].tolist()
@@ -189,6 +195,13 @@ class PyavFrames:
     def _is_idle(self, packet: Packet[Any]) -> bool:
         """Whether the packet need not be decoded on the way to another frame."""
         return self._can_skip and is_unreferred(packet, self._length_bytes)
+
+
+def _on_white(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Composite uint8 (H, W, 4) with straight alpha."""
+    alpha = pixels[:, :, 3:].astype(np.uint16)
+    mixed = pixels[:, :, :3] * alpha + 255 * (255 - alpha)
+    return ((mixed + 127) // 255).astype(np.uint8)
 
 
 def _chain(first: Packet[Any], rest: Iterator[Packet[Any]]) -> Iterator[Packet[Any]]:

@@ -310,3 +310,24 @@ def test_pictures_survive_the_way_within_coding_loss() -> None:
 def test_the_head_is_checked_before_anything_is_decoded() -> None:
     with pytest.raises(DecodeError, match="the budget is 100"):
         open_video(make_clip(1), max_pixels=100)
+
+
+@pytest.mark.parametrize(
+    ("codec", "container", "pixel_format"),
+    [("png", "mov", "rgba"), ("ffv1", "matroska", "bgra"), ("prores_ks", "mov", "yuva444p10le")],
+)
+def test_transparency_is_composited_on_white(codec: str, container: str, pixel_format: str) -> None:
+    picture = np.full((48, 64, 4), (10, 200, 30, 255), np.uint8)
+    picture[24:, :32, 3], picture[24:, 32:, 3] = 0, 128
+    clip = make_clip(
+        2, codec=codec, container=container, pixel_format=pixel_format, b_frames=0, pictures=[picture] * 2
+    )
+    for backend in ("auto", "decord"):
+        with VideoReader(clip, backend=backend) as reader:
+            frame = reader.frame(1)
+        for place, wanted in (
+            ((5, 5), (10, 200, 30)),
+            ((40, 5), (255, 255, 255)),
+            ((40, 60), (132, 227, 142)),
+        ):
+            np.testing.assert_allclose(frame[place], wanted, atol=6, err_msg=f"{backend} {place}")
