@@ -2,8 +2,8 @@
 
     storage <- datapipe <- unirl <- recipes <- tools
 
-Inside unirl: types, errors, config, model_folder <- algorithms, rewards, policies <- rollout <- trainer
-    <- explore, cli.
+Inside unirl: types, errors, config, model_folder, words <- algorithms, rewards, policies <- rollout
+    <- trainer <- explore, cli.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ UNIRL_LEVEL = {
     "unirl.errors": 0,
     "unirl.config": 0,
     "unirl.model_folder": 0,
+    "unirl.words": 0,
     "unirl.algorithms": 1,
     "unirl.rewards": 1,
     "unirl.policies": 1,

@@ -21,8 +21,13 @@ def model_type(folder: Path) -> str:
     """What `config.json` calls the model, such as "llama".
 
     Raises:
-        ConfigError: If there is no `config.json`, or none of a model.
+        ConfigError: If there is no folder, no `config.json` in it, or none of a model.
     """
+    if not folder.exists():
+        raise ConfigError(
+            f"{folder}: there is no such folder; models are read from folders of transformers, none is "
+            "fetched by its name"
+        )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

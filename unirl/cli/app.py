@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -37,6 +37,9 @@ from unirl.cli import (
 )
 from unirl.cli.join import join
 from unirl.config import nearest
+
+if TYPE_CHECKING:
+    from unirl.trainer.recipe import Recipe
 
 __all__ = ["app", "main"]
 
@@ -86,11 +89,18 @@ def options(
     """Options of `unirl` itself."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; `arguments` default to those of the process. Ends the process.
+def main(
+    arguments: Sequence[str] | None = None, *, recipes: Mapping[str, Callable[..., Recipe]] | None = None
+) -> None:
+    """Run the command line. Ends the process, with a code of docs/cli.md.
 
-    Exit codes are in docs/cli.md.
+    Args:
+        arguments: What stands behind `unirl`; those of the process by default.
+        recipes: Functions `(*, seed) -> Recipe` by name, known to this call beside the installed ones, so
+            that a script has every option and exit code of `unirl train` for a recipe of its own:
+            `main(["train", "mine", *sys.argv[1:]], recipes={"mine": mine})`.
     """
+    runs.OF_SCRIPT.update(recipes or {})
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     console = Console(stderr=True)
     handler = RichHandler(

@@ -26,6 +26,8 @@ __all__ = ["RECIPES", "recipe_of", "recipe_of_run", "resume", "train"]
 
 RECIPES: Final = "unirl.recipes"
 """Entry point group: name -> function (*, seed), some with `tiny`, that returns a `Recipe`."""
+OF_SCRIPT: Final[dict[str, Callable[..., Recipe]]] = {}
+"""Recipes that the script around this process gave to `unirl.cli.main`, by name."""
 TINY: Final = "_tiny"
 """Ends the name of a recipe's tiny form."""
 RUN_PARTS: Final = frozenset(
@@ -93,12 +95,12 @@ def train(
     Example: unirl train own_data --store data/store --dry-run
     Example: unirl train janus_pro_t2i --tiny
     """
-    recipe = recipe + TINY if tiny else recipe
     if ranks is not None and not dry_run:
         raise typer.BadParameter(
-            "--ranks is for --dry-run; to train on several processes: torchrun --nproc-per-node N -m "
-            "recipes.NAME"
+            "--ranks is for --dry-run; to train on several processes: torchrun --nproc-per-node N -m unirl "
+            f"train {recipe}"
         )
+    recipe = recipe + TINY if tiny else recipe
     if store is not None:
         _require_store_recipe(recipe, seed)
     assignments = [
@@ -139,23 +141,32 @@ def recipe_of_run(run: Path, record: Mapping[str, Any]) -> Recipe:
     """The recipe that a run was started with, out of what `run.json` says.
 
     Raises:
-        ConfigError: If no installed package names the recipe, as that of a script.
+        ConfigError: If neither an installed package nor the script around this call names the recipe.
     """
     name = str(record["recipe"])
-    if name.removesuffix(TINY) not in {entry.name for entry in entry_points(group=RECIPES)}:
+    known = {entry.name for entry in entry_points(group=RECIPES)} | OF_SCRIPT.keys()
+    if name.removesuffix(TINY) not in known:
         raise ConfigError(
             f"{run}: was made by a recipe {name!r}, which no installed package has among its entry points "
-            f"{RECIPES!r}; if a script made it, start that again"
+            f"{RECIPES!r}; if a script made it, start that again, or call `unirl.cli.main` in it with "
+            f"recipes={{{name!r}: ...}}, which makes every command know it"
         )
     return recipe_of(name, record["seed"], record.get("assignments", ()))
 
 
 def _named(name: str, seed: int) -> Recipe:
-    known = {entry.name: entry for entry in entry_points(group=RECIPES)}
+    installed = {entry.name: entry for entry in entry_points(group=RECIPES)}
     whole = name.removesuffix(TINY)
-    if whole not in known:
-        raise ConfigError(f"there is no recipe {whole!r}{nearest(whole, known)}")
-    function: Callable[..., Recipe] = known[whole].load()
+    file = whole.partition(":")[0]
+    if file.endswith(".py"):
+        raise ConfigError(
+            f"{whole}: a recipe in a file of your own is started by that file, with all options of `unirl "
+            f'train`: end it with main(["train", "NAME", *sys.argv[1:]], recipes={{"NAME": FUNCTION}}) of '
+            f"unirl.cli, and type `python {file} --run RUN`"
+        )
+    if whole not in installed and whole not in OF_SCRIPT:
+        raise ConfigError(f"there is no recipe {whole!r}{nearest(whole, [*installed, *OF_SCRIPT])}")
+    function: Callable[..., Recipe] = OF_SCRIPT[whole] if whole in OF_SCRIPT else installed[whole].load()
     if whole == name:
         return function(seed=seed)
     if "tiny" not in signature(function).parameters:

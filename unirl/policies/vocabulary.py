@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from unirl.errors import ConfigError, RolloutError
 from unirl.types import Direction
+from unirl.words import apart, together
 
 __all__ = ["Grammar", "ImageGrid", "JointVocabulary", "word_tokenizer"]
 
@@ -25,13 +26,17 @@ PAD, UNKNOWN, BOS, EOS, BEGIN_IMAGE, END_IMAGE = "<pad>", "<unk>", "<bos>", "<eo
 def word_tokenizer(captions: Iterable[str]) -> PreTrainedTokenizerFast:
     """Build a tokenizer with one id a word: the specials first, then the words in sorted order.
 
-    Words are runs of letters and digits; any other character that is not a space is a word of its own.
+    Words are runs of letters and digits. Any other character that is not a space is a word of its own, and so
+    is each character of a script without spaces (`unirl.words`). Decoding gives the caption back, with one
+    space where it has several; an id stands for a word with a space before it or for one without.
     """
-    splitter = pre_tokenizers.Whitespace()
-    words = sorted({word for caption in captions for word, _ in splitter.pre_tokenize_str(caption)})
+    normalizer = apart(symbols=True)
+    words = sorted({word for caption in captions for word in normalizer.normalize_str(caption).split()})
     ids = {word: i for i, word in enumerate([PAD, UNKNOWN, BOS, EOS, BEGIN_IMAGE, END_IMAGE, *words])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = splitter
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = together()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

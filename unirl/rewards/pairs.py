@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unirl.errors import ConfigError, ShapeError
+from unirl.words import join_words, split_words
 
 __all__ = ["ExampleMaker", "LabelledPictures", "PictureChange", "caption_pairs", "joined", "near_captions"]
 
@@ -139,7 +140,7 @@ def joined(makers: Sequence[tuple[ExampleMaker, float]]) -> ExampleMaker:
 
 def near_captions(captions: Sequence[str]) -> dict[str, list[str]]:
     """For each caption, the others that differ from it by one word: replaced, left out or added."""
-    words = {caption: caption.split() for caption in captions}
+    words = {caption: split_words(caption) for caption in captions}
     by_pattern: dict[tuple[str | None, ...], list[str]] = {}
     for caption, parts in words.items():
         for pattern in _one_word_off(parts):
@@ -161,7 +162,7 @@ def _one_word_off(parts: Sequence[str]) -> list[tuple[str | None, ...]]:
 
 def _scramble(caption: str, generator: np.random.Generator) -> str:
     """Break a caption with its own words: swap two, say one twice, leave one out, stop early, or go on."""
-    parts = caption.split()
+    parts = split_words(caption)
     if not parts:
         return caption
     place = int(generator.integers(len(parts)))
@@ -173,4 +174,4 @@ def _scramble(caption: str, generator: np.random.Generator) -> str:
         before,
         [*parts, word, *after],
     )
-    return " ".join(broken[generator.integers(len(broken))])
+    return join_words(broken[generator.integers(len(broken))])

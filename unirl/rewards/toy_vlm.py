@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLFo
 from unirl.config import require_positive
 from unirl.errors import ConfigError
 from unirl.rewards.question import CAPTION, IMAGE_TOKEN, VIDEO_TOKEN, Question
+from unirl.words import apart, split_words
 
 __all__ = ["VLLM_TOY", "VlmConfig", "build_model", "build_tokenizer"]
 
@@ -63,16 +64,18 @@ VLLM_TOY = VlmConfig(num_heads=3, num_kv_heads=1)
 def build_tokenizer(question: Question, captions: Iterable[str]) -> PreTrainedTokenizerFast:
     """Make a word tokenizer from the words of the captions, the question and its answers.
 
-    Words are what whitespace separates, in the case in which they are written; any other word is `<unk>`.
+    Words are what whitespace separates, in the case in which they are written, and single characters in
+    scripts without spaces (`unirl.words`); any other word is `<unk>`.
     """
     asked = question.template.replace(CAPTION, " ")
     for token in SPECIAL_TOKENS:
         asked = asked.replace(token, " ")
-    words = {"yes", "no", *asked.split()}
-    words.update(word for caption in captions for word in caption.split())
+    words = {"yes", "no", *split_words(asked)}
+    words.update(word for caption in captions for word in split_words(caption))
     vocabulary = [*SPECIAL_TOKENS, *sorted(words - set(SPECIAL_TOKENS))]
     ids = {word: index for index, word in enumerate(vocabulary)}
     tokenizer = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.normalizer = apart(symbols=False)
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

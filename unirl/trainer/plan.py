@@ -90,7 +90,7 @@ def plan_run(recipe: Recipe, run: Path, *, world_size: int = 1) -> RunPlan:
     notes: list[str] = []
     _check_directory(recipe, run, problems)
     try:
-        require_sources(recipe)
+        require_sources(recipe, run)
     except (ConfigError, StorageError) as error:
         problems.extend(str(error).splitlines())
     store = _open_store(recipe, run, problems)

@@ -57,12 +57,19 @@ def policy_sizes(recipe: Recipe, run: Path, problems: list[str], notes: list[str
         problems: Is added to, where there can be no such policy.
         notes: Is added to, where its sizes come to be known only when the run starts.
     """
-    if recipe.sft.model is None:
-        return _made_sizes(recipe, problems)
-    folder = model_path(recipe.sft.model, run / "models")
+    folder = run / "models" / "sft"
+    if not folder.is_dir():
+        if recipe.sft.model is None:
+            return _made_sizes(recipe, problems)
+        folder = model_path(recipe.sft.model, run / "models")
     if not (folder / "config.json").is_file():
         notes.append("the policy is not there yet, so its sizes and memory are not known")
         return None
+    if recipe.tokenizer.model is None and not folder.is_relative_to(run):
+        notes.append(
+            "sft.model is named and tokenizer.model is not: an image tokenizer is trained, whose codes mean "
+            "other pictures than those that the policy knows; name the one that the policy was made with"
+        )
     try:
         return _named_sizes(folder)
     except (ConfigError, ValueError) as error:  # transformers raises ValueError for a class it does not know
@@ -141,9 +148,15 @@ def caption_problems(
     unknown = sizes.vocabulary.tokenizer.unk_token_id
     lacking = [text for text in captions if unknown in sizes.vocabulary.words(text)]
     if lacking:
+        remedy = (
+            "the recipe's captions() must hold every word"
+            if recipe.sft.model is None
+            else f"teach the policy of sft.model {recipe.sft.model} these words, name another, or leave such "
+            "captions out by the conditions"
+        )
         problems.append(
             f"{len(lacking)} captions have words that the vocabulary lacks, first {lacking[0][:60]!r}; "
-            "the recipe's captions() must hold every word"
+            f"{remedy}"
         )
     return problems, notes
 

@@ -27,9 +27,12 @@ __all__ = ["prepare_run", "require_sources"]
 log = logging.getLogger("unirl.trainer.prepare")
 
 
-def require_sources(recipe: Recipe) -> None:
+def require_sources(recipe: Recipe, run: Path) -> None:
     """Refuse a recipe that names a store or a model that is not there, or a clip without motion, before a run
     is recorded.
+
+    What the run has taken already is not asked for again, so that it goes on when the original has moved, or
+    when it is started from another folder than that which relative names are of.
 
     Raises:
         ConfigError: With all models that are missing, or what is wrong with the clip.
@@ -42,7 +45,8 @@ def require_sources(recipe: Recipe) -> None:
     }
     wrong = []
     for setting, (model, kinds) in named.items():
-        if model is None or is_made(model):
+        is_taken = (run / "models" / setting.removesuffix(".model")).is_dir()
+        if model is None or is_made(model) or is_taken:
             continue
         try:
             if kinds:
@@ -56,7 +60,8 @@ def require_sources(recipe: Recipe) -> None:
     if recipe.clip is not None:
         require_frames(recipe.clip)
     if isinstance(recipe.data, HasStore):
-        FeatureStore.open(recipe.data.store_path())
+        source, store = recipe.data.store_path(), run / "store"
+        FeatureStore.open(store if store.is_dir() else source)
 
 
 def prepare_run(recipe: Recipe, run: Path, *, seed: int) -> None:

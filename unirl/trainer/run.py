@@ -70,7 +70,7 @@ def run_recipe(
             check_stages(recipe.stages, recipe.settings, world_size=accelerator.num_processes)
             with ExitStack() as until_done:
                 if accelerator.is_main_process:
-                    require_sources(recipe)
+                    require_sources(recipe, run)
                     with stop.interruptible():
                         until_done.enter_context(lock_run(run))
                 return _run(

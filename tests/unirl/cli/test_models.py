@@ -89,11 +89,10 @@ def test_a_folder_that_is_no_model_is_said(
     unirl: Unirl, toy_store: FeatureStore, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     out = ("--out", tmp_path / "out") if command == ("sft",) else ()
-    code, _, said = unirl(*command, toy_store.path, "--tokenizer", tmp_path / "nothing", *out)
-    assert (code, said) == (
-        1,
-        f"error: {tmp_path / 'nothing'}: no config.json, so this is no model's folder\n",
-    )
+    (tmp_path / "notes").mkdir()
+    for folder, wrong in (("nothing", "there is no such folder"), ("notes", "no config.json")):
+        code, _, said = unirl(*command, toy_store.path, "--tokenizer", tmp_path / folder, *out)
+        assert code == 1 and said.startswith(f"error: {tmp_path / folder}: {wrong}")
     assert not (tmp_path / "out").exists(), "nothing is left behind"
 
 

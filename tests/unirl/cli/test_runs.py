@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,3 +192,27 @@ def test_the_shipped_recipes_are_known_and_can_start() -> None:
         assert recipe.name == name and recipe.settings.seed == 5
         for world_size in (1, 2):
             check_stages(recipe.stages, recipe.settings, world_size=world_size)
+
+
+def test_a_script_gives_its_own_recipes(
+    calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With every option of the command, and `resume` knows them too."""
+    monkeypatch.setattr(runs, "OF_SCRIPT", {})
+
+    def mine(*, seed: int = 0) -> Recipe:
+        return replace(toy_recipe(seed=seed), name="mine")
+
+    def call(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments, recipes={"mine": mine})
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    assert call("train", "mine", "--run", str(tmp_path / "r"), "--set", "text.steps=2", "--seed", "3")[0] == 0
+    (made,) = calls.made
+    assert (made["recipe"].name, made["recipe"].settings.seed) == ("mine", 3)
+    assert made["recipe"].stages[0].steps == 2
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": "mine", "seed": 8, "config": {}}))
+    assert call("resume", str(tmp_path))[0] == 0 and calls.made[1]["recipe"].settings.seed == 8
+    code, said = call("train", "mien")
+    assert code == 1 and "did you mean 'mine'?" in said

@@ -22,7 +22,7 @@ from unirl.cli import main, runs
 
 Wrong = Callable[[str], tuple[int, str]]
 
-MODEL = "no config.json, so this is no model's folder"
+MODEL = "there is no such folder; models are read from folders of transformers"
 NO_STORE = "this is not a feature store"
 
 COMMAND_LINES = {
@@ -100,6 +100,9 @@ COMMAND_LINES = {
 
 NAMES = {
     # recipes and settings
+    "train my_recipes/red.py": "type `python my_recipes/red.py --run RUN`",
+    "train my_recipe.py:red": "type `python my_recipe.py --run RUN`",
+    "train own_data --store store --set sft.model=pictures": "no config.json, so this is no model's folder",
     "train shaeps": "there is no recipe 'shaeps'; did you mean 'shapes'?",
     "train shapes --set text.setps=3": "text.setps: there is no setting 'setps'; did you mean 'steps'?",
     "train shapes --set txt.steps=3": "there is no setting 'txt'; did you mean 'text'?",

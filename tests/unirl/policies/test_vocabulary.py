@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from unirl.errors import ConfigError, RolloutError
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary, word_tokenizer
 
 CAPTIONS = ("a red circle, left", "a blue circle")
-WORDS = (",", "a", "blue", "circle", "left", "red")
+WORDS = ("##,", "a", "blue", "circle", "left", "red")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,36 @@ def test_specials_written_in_a_caption_stay_text(vocabulary: JointVocabulary, sp
     written = vocabulary.words(f"a {special} circle")
     assert set(written) <= {1, 7, 9}
     assert written[0] == 7 and written[-1] == 9
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "A red circle, left.",
+        "it's 3.5 m (about)",
+        "一个红色的圆形。",
+        "赤い T恤 を着る",
+        "แมวดำ",
+        "a#b ##c",
+        "2*3",
+        "naïve café",
+    ],
+)
+def test_words_read_back_as_the_caption(caption: str) -> None:
+    """Or a caption with a full stop could never be answered word for word."""
+    vocabulary = JointVocabulary.from_captions([*CAPTIONS, caption], num_codes=5, rows=2, columns=3)
+    ids = vocabulary.words(caption)
+    assert vocabulary.tokenizer.unk_token_id not in ids
+    assert vocabulary.text(ids) == caption
+
+
+def test_a_script_without_spaces_has_an_id_a_character() -> None:
+    """So that a policy can say what no caption says whole."""
+    vocabulary = JointVocabulary.from_captions(
+        ["一个红色的圆", "一个蓝色的方"], num_codes=5, rows=2, columns=3
+    )
+    ids = vocabulary.words("一个蓝色的圆")
+    assert len(ids) == 6 and vocabulary.tokenizer.unk_token_id not in ids
 
 
 def test_the_order_of_the_captions_does_not_matter() -> None:
@@ -135,8 +166,8 @@ def emu() -> JointVocabulary:
     marks = ["<eol>", "<eof>", "<img>", "<start>", "<end>"]
     tokenizer.add_special_tokens({"additional_special_tokens": marks})
     offset = len(tokenizer)
-    tokenizer.add_tokens([f"<visual {code}>" for code in range(5)])
-    tokenizer.add_tokens(["<behind>"])
+    behind = [*(f"<visual {code}>" for code in range(5)), "<behind>"]
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in behind])
     grid = ImageGrid(
         offset=offset,
         num_codes=5,
@@ -155,7 +186,7 @@ def test_a_picture_with_row_ends(emu: JointVocabulary) -> None:
     ids = emu.picture([0, 4, 1, 1, 2, 3])
     names = emu.tokenizer.convert_ids_to_tokens(ids)
     assert " ".join(names) == (
-        "<start> 2 * 3 <img> <visual 0> <visual 4> <visual 1> <eol> "
+        "<start> 2 ##* ##3 <img> <visual 0> <visual 4> <visual 1> <eol> "
         "<visual 1> <visual 2> <visual 3> <eol> <eof> <end>"
     )
     assert emu.start_of_picture == ids[:5] and emu.drawing([0, 4, 1, 1, 2, 3]) == ids[5:-2]

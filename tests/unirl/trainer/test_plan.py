@@ -15,7 +15,9 @@ from storage import FeatureStore
 from unirl.config import replace_settings
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
+from unirl.trainer.clone import clone_store
 from unirl.trainer.plan import plan_run
+from unirl.trainer.prepare import require_sources
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory
 from unirl.trainer.run_record import recipe_record
@@ -71,7 +73,7 @@ def test_everything_that_is_wrong_is_told_at_once(toy_store: FeatureStore, tmp_p
         "image.prompts: the query failed: there is no column 'shade'",
         "the policy has 40; raise sft.config.max_length",
         "28 of its rows are also trained on",
-        "reward.model: nowhere: no config.json",
+        "reward.model: nowhere: there is no such folder",
         "warm_up_rows: no row",
     ):
         assert words in told, told
@@ -86,6 +88,35 @@ def test_words_that_the_vocabulary_lacks_are_told(toy_store: FeatureStore, tmp_p
     recipe = replace(own(toy_store), data=Forgetful(store=str(toy_store.path)))
     (problem,) = plan_run(recipe, tmp_path / "run").problems
     assert "captions have words that the vocabulary lacks" in problem
+
+
+def test_a_named_policy_without_the_words_or_its_image_tokenizer_is_told(
+    toy_store: FeatureStore, tmp_path: Path
+) -> None:
+    """The recipe's captions() cannot mend it."""
+    vocabulary = JointVocabulary.from_captions(["black"], num_codes=16, rows=2, columns=2)
+    TokenLM.create(own_data().sft.config, vocabulary, seed=0).save(tmp_path / "policy")
+    plan = plan_run(own(toy_store, f"sft.model={tmp_path / 'policy'}"), tmp_path / "run")
+    (problem,) = plan.problems
+    assert f"teach the policy of sft.model {tmp_path / 'policy'} these words" in problem
+    assert any("name the one that the policy was made with" in note for note in plan.notes)
+
+
+def test_a_run_needs_the_store_and_models_it_took_no_longer(toy_store: FeatureStore, tmp_path: Path) -> None:
+    """They were copied into it, so that it goes on from another folder, or when they are gone."""
+    run = tmp_path / "run"
+    recipe = replace(own_data(), data=OwnData(store="gone"))
+    recipe = replace_settings(recipe, [*SMALL, "tokenizer.model=gone", "sft.model=gone", "reward.model=gone"])
+    told = plan_run(recipe, run).problems
+    assert len([problem for problem in told if "gone: there is no such folder" in problem]) >= 4, told
+    clone_store(Path(toy_store.path), run / "store")
+    captions = toy_store.select().column("caption").to_pylist()
+    vocabulary = JointVocabulary.from_captions(captions, num_codes=16, rows=2, columns=2)
+    TokenLM.create(recipe.sft.config, vocabulary, seed=0).save(run / "models" / "sft")
+    for name in ("tokenizer", "reward"):
+        (run / "models" / name).mkdir()
+    assert plan_run(recipe, run).problems == ()
+    require_sources(recipe, run)
 
 
 def test_a_directory_with_another_run_is_told(toy_store: FeatureStore, tmp_path: Path) -> None:
