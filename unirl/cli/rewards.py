@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from unirl.cli.output import AsJson, counted, require_http, tell
+from unirl.cli.reward_server import TOKEN_HELP, token_of
 from unirl.errors import ConfigError
 from unirl.trainer.run_directory import new_directory
 
@@ -136,7 +137,7 @@ def label(
     endpoint: Annotated[
         list[str] | None, typer.Option(help="URL of a stronger model's server, up to /v1. May be repeated.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the server's bearer token.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help=TOKEN_HELP)] = None,
     question: Annotated[
         Path | None,
         typer.Option(help="Folder whose reward.json says what to ask; with --endpoint."),
@@ -162,9 +163,8 @@ def label(
     else:
         from unirl.rewards.backends.endpoint import EndpointBackend
 
-        token = token_file.read_text(encoding="utf-8").strip() if token_file is not None else ""
         asked = Question(image_size=(448, 448)) if question is None else Question.load(question)
-        reward = VlmYesNo(EndpointBackend(endpoint or [], token=token), asked)
+        reward = VlmYesNo(EndpointBackend(endpoint or [], token=token_of(token_file)), asked)
     labelled = label_pairs(read_pairs(pairs), reward, margin=margin)
     with new_directory(out) as folder:
         write_pairs(labelled, folder)

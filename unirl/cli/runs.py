@@ -97,8 +97,8 @@ def train(
     """
     if ranks is not None and not dry_run:
         raise typer.BadParameter(
-            "--ranks is for --dry-run; to train on several processes: torchrun --nproc-per-node N -m unirl "
-            f"train {recipe}"
+            "--ranks is for --dry-run; to train on several processes: torchrun --nproc-per-node N -m -- "
+            f"unirl train {recipe}"
         )
     recipe = recipe + TINY if tiny else recipe
     if store is not None:

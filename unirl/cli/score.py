@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unirl.cli.output import AsJson, counted, print_json, progress_bar, require_http, require_suffix
+from unirl.cli.reward_server import TOKEN_HELP, token_of
 from unirl.errors import ConfigError
 from unirl.model_folder import QWEN_VL, require_model
 
@@ -29,7 +30,6 @@ __all__ = ["score"]
 BATCH: Final = 32
 CAPTION: Final = "{caption}"
 """As in `unirl.rewards.question`, which is slow to import."""
-"""`model_type` of what is loaded in this process; any other model is asked through --endpoint."""
 OUT_SUFFIXES: Final = (".parquet", ".csv", ".jsonl")
 
 
@@ -44,7 +44,7 @@ def score(
     endpoint: Annotated[
         list[str] | None, typer.Option(help="URL of a server of a VLM, up to /v1. May be repeated.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="File with the server's bearer token.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help=TOKEN_HELP)] = None,
     question: Annotated[
         str | None,
         typer.Option(
@@ -122,8 +122,9 @@ def _reward(
     if folder is None:
         from unirl.rewards.backends.endpoint import EndpointBackend
 
-        token = token_file.read_text(encoding="utf-8").strip() if token_file is not None else ""
-        return VlmYesNo(EndpointBackend(endpoint, token=token), settings, max_failed_fraction=1.0)
+        return VlmYesNo(
+            EndpointBackend(endpoint, token=token_of(token_file)), settings, max_failed_fraction=1.0
+        )
     import torch
 
     from unirl.rewards.backends.qwen import TransformersBackend

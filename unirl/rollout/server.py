@@ -82,7 +82,10 @@ def make_app(engine: LocalVllm, *, token: str) -> Starlette:
         async def answer(request: Request) -> Response:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                return JSONResponse({"error": "a valid token is needed"}, status_code=401)
+                wrong = (
+                    "the token is missing or wrong; UNIRL_ROLLOUT_TOKEN holds it, here and with the trainer"
+                )
+                return JSONResponse({"error": wrong}, status_code=401)
             name = request.headers.get(UPDATE_HEADER, "")
 
             def answered(content: Any) -> Response:

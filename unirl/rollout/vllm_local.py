@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from unirl.errors import ConfigError, RolloutError
+from unirl.rewards.backends.vllm_start import require_cpu_heads
 from unirl.rollout.vllm_caches import reset_caches
 from unirl.rollout.vllm_requests import (
     SHARED_MEMORY,
@@ -34,8 +36,10 @@ ENVIRONMENT = {
 }
 """Set before vLLM is imported, unless the user set them: the engine in this process, the runner that takes
 logits processors, the trainer's threads left where they are, no reports to anyone."""
-
-
+OTHER_POLICY = (
+    "sample with the native engine, or train a policy of other heads (sft.config.width and num_heads)"
+)
+"""What to do with heads that vLLM cannot run."""
 BACKEND_METHODS = (
     "init_weight_transfer_engine",
     "start_weight_update",
@@ -272,13 +276,15 @@ def _start(model: Path, settings: VllmSettings) -> Any:
 
     from unirl.rollout.vllm_plugin import register, register_class
 
-    register()
-    register_class(model)
     on_cpu: dict[str, Any] = {}
     if current_platform.is_cpu():
         from unirl.rollout.vllm_plain import PLAIN
 
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        require_cpu_heads(model, config, remedy=OTHER_POLICY)
         on_cpu = {"quantization": PLAIN, "kv_cache_memory_bytes": settings.cache_bytes}
+    register()
+    register_class(model)
     return LLM(
         str(model),
         load_format="dummy",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -16,9 +18,34 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
+from torch.distributed.run import get_args_parser as torchrun_parser
 
-LAUNCH = Path(__file__).resolve().parents[3] / "recipes" / "launch"
+ROOT = Path(__file__).resolve().parents[3]
+LAUNCH = ROOT / "recipes" / "launch"
 SHARDED = {"two_gpus": (1, 2), "eight_gpus": (1, 8), "two_nodes": (2, 16)}
+
+
+def launched() -> list[str]:
+    """Every command of the documentation that starts ranks by a launcher."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text("utf-8") for page in pages).replace("\\\n", " ")
+    found = re.findall(r"(?:^|`)((?:torchrun|accelerate launch) [^`\n#]+)", text, flags=re.MULTILINE)
+    return [
+        command for command in found if " train " in command or " recipes." in command or ".py" in command
+    ]
+
+
+@pytest.mark.parametrize("command", launched())
+def test_launchers_read_the_commands_of_the_documentation(command: str) -> None:
+    """torchrun takes `--run` for a short form of an option of its own, unless `--` stands before."""
+    words = shlex.split(command)
+    is_torchrun = words[0] == "torchrun"
+    parser = torchrun_parser() if is_torchrun else launch_command_parser()
+    read = parser.parse_args(words[1 if is_torchrun else 2 :])
+    assert read.training_script in ("unirl", "recipes.shapes", "my_shapes.py")
+    assert read.module == (not read.training_script.endswith(".py"))
+    ours = words[words.index(read.training_script) + 1 :]
+    assert read.training_script_args == ours
 
 
 def test_one_gpu_is_not_sharded() -> None:

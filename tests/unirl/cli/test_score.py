@@ -114,3 +114,21 @@ def test_a_model_without_a_question_and_one_of_another_kind_are_told(tmp_path: P
     (model / "config.json").write_text('{"model_type": "llama"}')
     other = runner.invoke(app, ["score", str(folder), "--reward", str(model), "--question", "sharp ?"])
     assert "holds a model of type 'llama', wanted a Qwen2.5-VL" in str(other.exception)
+
+
+def test_the_token_of_a_server_is_that_of_the_file_or_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with the server and with the trainer."""
+    given: list[str] = []
+
+    def backend(urls: Sequence[str], *, token: str) -> SimpleNamespace:
+        given.append(token)
+        return SimpleNamespace()
+
+    monkeypatch.setattr("unirl.rewards.backends.endpoint.EndpointBackend", backend)
+    monkeypatch.setenv("UNIRL_REWARD_TOKEN", "of the environment")
+    (tmp_path / "token").write_text("of the file\n")
+    for file in (None, tmp_path / "token"):
+        score._reward(None, ["http://127.0.0.1:1/v1"], file, "is it bright ?", None)
+    assert given == ["of the environment", "of the file"]

@@ -58,7 +58,9 @@ def make_app(backend: ServedBackend, *, name: str, token: str, max_batch: int = 
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if hmac.compare_digest(given.encode(), token.encode()):
             return None
-        return _error(401, "the token is missing or wrong")
+        return _error(
+            401, "the token is missing or wrong; UNIRL_REWARD_TOKEN holds it, here and with clients"
+        )
 
     def forget_failed(request_id: str, future: asyncio.Future[Answer]) -> None:
         if future.cancelled() or future.exception() is not None:

