@@ -101,6 +101,7 @@ def motion(*, seed: int = 0) -> Recipe:
                 max_words=5,
                 algorithm="grpo",
                 learning_rate=3e-4,
+                learning_rate_decay="cosine",
                 updates_per_step=1,
             ),
         ),
