@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +17,7 @@ from datapipe.whole_numbers import positive_numbers, whole_number
 __all__ = ["EVEN_LIMIT", "Balance", "TokenBatches", "TokenBuckets"]
 
 _BISECTIONS: Final = 40
+_MOST_LINEAR: Final = 1e12  # tokens; costs stay exact enough in float64
 EVEN_LIMIT: Final = 1.05
 """Most that the slowest rank of a step shall cost, over the mean of the ranks."""
 _ENOUGH_ROWS: Final = 16  # a rank with so many rows of a batch is evened out by giving it more or fewer
@@ -63,8 +63,8 @@ class TokenBuckets:
         self.lengths = positive_numbers("lengths", lengths, ndim=1, wanted="a list of lengths of 1 or more")
         multiple_of = whole_number("multiple_of", multiple_of, 1)
         token_budget = whole_number("token_budget", token_budget, 1)
-        if not 0 <= linear < math.inf:
-            raise LoaderError(f"linear is {linear!r}, wanted a number of tokens, 0 or more")
+        if not isinstance(linear, int | float) or not 0 <= linear <= _MOST_LINEAR:
+            raise LoaderError(f"linear is {linear!r}, wanted a number of tokens, 0 to {_MOST_LINEAR:g}")
         longest = int(self.lengths.max(initial=1))
         if longest * multiple_of > token_budget:
             raise LoaderError(

@@ -15,6 +15,8 @@ from datapipe.whole_numbers import positive_numbers, whole_number
 
 __all__ = ["PixelBatches", "PixelBuckets", "bucket_sizes"]
 
+_MOST_PIXELS = 2**32
+
 
 class PixelBuckets:
     """Cuts an epoch into batches of pictures of one bucket, in windows of 16,384 samples of the order.
@@ -121,12 +123,14 @@ def bucket_sizes(image_pixels: int, *, side_multiple: int, max_aspect: float) ->
     Raises:
         LoaderError: If no size of these sides has so few pixels.
     """
-    whole_number("image_pixels", image_pixels, 1)
+    if whole_number("image_pixels", image_pixels, 1) > _MOST_PIXELS:
+        raise LoaderError(f"image_pixels is {image_pixels}, wanted {_MOST_PIXELS} or fewer")
     whole_number("side_multiple", side_multiple, 1)
     if not 1 <= max_aspect < math.inf:
         raise LoaderError(f"max_aspect is {max_aspect!r}, wanted a number of 1 or more")
     sizes = []
-    for height in range(side_multiple, image_pixels // side_multiple + 1, side_multiple):
+    tallest = math.isqrt(int(image_pixels * max_aspect)) + 1
+    for height in range(side_multiple, tallest + 1, side_multiple):
         width = image_pixels // height // side_multiple * side_multiple
         if width and max(height / width, width / height) <= max_aspect:
             sizes.append((height, width))

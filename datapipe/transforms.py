@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from datapipe.errors import DataError
+from datapipe.errors import DataError, LoaderError
+from datapipe.whole_numbers import check_whole_numbers, whole_number
 
 __all__ = [
     "CenterCrop",
@@ -64,6 +65,12 @@ class Resize:
 
     size: tuple[int, int] | int
 
+    def __post_init__(self) -> None:
+        if isinstance(self.size, tuple):
+            _check_size(self, self.size)
+        else:
+            whole_number("size of Resize", self.size, 1)
+
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
         if isinstance(self.size, tuple):
             return _resized(image, self.size)
@@ -78,6 +85,9 @@ class CenterCrop:
 
     size: tuple[int, int]
 
+    def __post_init__(self) -> None:
+        _check_size(self, self.size)
+
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
         top, left = (room // 2 for room in _room(image, self.size))
         return image[:, top : top + self.size[0], left : left + self.size[1]]
@@ -88,6 +98,9 @@ class RandomCrop:
     """(height, width) at a place drawn evenly."""
 
     size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        _check_size(self, self.size)
 
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
         top, left = (int(_uniform(generator, 0, room + 1)) for room in _room(image, self.size))
@@ -104,6 +117,11 @@ class RandomResizedCrop:
     size: tuple[int, int]
     area: tuple[float, float] = (0.25, 1.0)  # least and most of the picture's area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # least and most width / height
+
+    def __post_init__(self) -> None:
+        _check_size(self, self.size)
+        _check_range(self, "area", self.area, 1.0)
+        _check_range(self, "ratio", self.ratio, math.inf)
 
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
         height, width = image.shape[-2:]
@@ -122,6 +140,9 @@ class HorizontalFlip:
 
     probability: float = 0.5
 
+    def __post_init__(self) -> None:
+        _check_number(self, "probability", self.probability, 1.0)
+
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
         return image.flip(-1) if _uniform(generator, 0, 1) < self.probability else image
 
@@ -131,13 +152,19 @@ class ColorJitter:
     """Random brightness, contrast and saturation, then hue, of RGB pictures.
 
     The first three are multiplied by a factor drawn evenly from 1 - x to 1 + x; the hue is turned in YIQ by
-    -hue to +hue of a full circle. Results are cut to the range of the picture.
+    -hue to +hue of a full circle. None is below 0, and the hue at most half a circle. Results are cut to the
+    range of the picture.
     """
 
     brightness: float = 0.0
     contrast: float = 0.0
     saturation: float = 0.0
     hue: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            _check_number(self, name, getattr(self, name), math.inf)
+        _check_number(self, "hue", self.hue, 0.5)
 
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
         brightness, contrast, saturation = (
@@ -160,9 +187,39 @@ class Normalize:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise LoaderError(f"Normalize has {len(self.mean)} means and {len(self.std)} deviations")
+        if not all(map(math.isfinite, self.mean)) or not all(0 < value < math.inf for value in self.std):
+            raise LoaderError(
+                f"Normalize has mean {self.mean} and std {self.std}; wanted finite means, deviations above 0"
+            )
+
     def __call__(self, image: Tensor, generator: torch.Generator) -> Tensor:
+        if len(image) != len(self.mean):
+            raise DataError(f"Normalize is for {len(self.mean)} channels, the picture has {len(image)}")
         mean, std = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
         return (_as_float(image) - mean) / std
+
+
+def _check_size(transform: Transform, size: tuple[int, int]) -> None:
+    name = f"size of {type(transform).__name__}"
+    check_whole_numbers(name, size, 2, lowest=1, wanted="(height, width) in pixels")
+
+
+def _check_number(transform: Transform, name: str, value: float, highest: float) -> None:
+    if not (isinstance(value, int | float) and 0 <= value <= highest and value < math.inf):
+        wanted = "0 or more" if highest == math.inf else f"0 to {highest:g}"
+        raise LoaderError(f"{name} of {type(transform).__name__} is {value!r}, wanted a number, {wanted}")
+
+
+def _check_range(transform: Transform, name: str, values: tuple[float, float], highest: float) -> None:
+    for value in values:
+        _check_number(transform, name, value, highest)
+    if len(values) != 2 or not 0 < values[0] <= values[1]:
+        raise LoaderError(
+            f"{name} of {type(transform).__name__} is {values}, wanted the least, above 0, and the most"
+        )
 
 
 def _uniform(generator: torch.Generator, low: float, high: float) -> float:

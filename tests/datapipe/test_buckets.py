@@ -210,3 +210,9 @@ def test_what_cannot_start_says_why() -> None:
         TokenBuckets([3], token_budget=70, linear=float("nan"))
     with pytest.raises(LoaderError, match="not one full batch"):
         Loader(view[:4], buckets=TokenBuckets([1] * 4, token_budget=64), image=None)
+
+
+@pytest.mark.parametrize("linear", [-1, 1e308, float("nan"), None, "x"])
+def test_a_linear_cost_is_a_number_of_tokens(linear: float) -> None:
+    with pytest.raises(LoaderError, match="wanted a number of tokens, 0 to 1e"):
+        TokenBuckets([5, 6], token_budget=100, linear=linear)

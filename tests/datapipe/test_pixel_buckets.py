@@ -45,6 +45,16 @@ def test_sizes_of_buckets_are_near_the_pixel_count() -> None:
         assert 0.8 * 512 * 512 <= height * width <= 512 * 512
 
 
+@pytest.mark.parametrize(("pixels", "side", "aspect"), [(4096, 1, 2.0), (4096, 32, 7.5), (300_000, 16, 1.0)])
+def test_no_size_is_missing(pixels: int, side: int, aspect: float) -> None:
+    wanted = []
+    for height in range(side, pixels // side + 1, side):
+        width = pixels // height // side * side
+        if width and max(height / width, width / height) <= aspect:
+            wanted.append((height, width))
+    assert bucket_sizes(pixels, side_multiple=side, max_aspect=aspect) == wanted
+
+
 def test_a_picture_goes_to_the_nearest_aspect_ratio() -> None:
     buckets = PixelBuckets(
         [(512, 512), (100, 150), (1500, 1000), (10, 1000)],
@@ -141,5 +151,7 @@ def test_what_are_no_buckets_says_why(view: View) -> None:
         bucket_sizes(1024, side_multiple=64, max_aspect=2)
     with pytest.raises(LoaderError, match=r"max_aspect is 0\.5, wanted a number of 1 or more"):
         bucket_sizes(1024, side_multiple=64, max_aspect=0.5)
+    with pytest.raises(LoaderError, match="image_pixels is 1000000000000, wanted 4294967296 or fewer"):
+        bucket_sizes(10**12, side_multiple=1, max_aspect=2)
     with pytest.raises(LoaderError, match="50 sizes for a view of 60 rows"):
         Loader(view, buckets=buckets_of(50), image=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from datapipe import ImageField, Loader, SampleError
-from datapipe.errors import DataError
+from datapipe.errors import DataError, LoaderError
 from datapipe.transforms import (
     CenterCrop,
     ColorJitter,
@@ -24,6 +25,29 @@ from datapipe.transforms import (
     sample_generator,
 )
 from storage import FeatureStore, View
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda: Resize(0), lambda: Resize((0, 5)), lambda: CenterCrop((5,)), lambda: RandomCrop((-1, 5))),
+        lambda: RandomCrop((1.5, 5)),  # type: ignore[arg-type]
+        *(lambda: RandomResizedCrop((8, 8), area=(0, 1)), lambda: RandomResizedCrop((8, 8), area=(1, 0.5))),
+        *(lambda: RandomResizedCrop((8, 8), area=(1, 2)), lambda: RandomResizedCrop((8, 8), ratio=(0, 1))),
+        *(lambda: HorizontalFlip(-0.1), lambda: HorizontalFlip(1.5), lambda: HorizontalFlip(float("nan"))),
+        *(lambda: ColorJitter(brightness=-1), lambda: ColorJitter(contrast=float("inf"))),
+        *(lambda: ColorJitter(hue=0.6), lambda: Normalize((0.5,), (0.0,)), lambda: Normalize((0.5,), (1, 1))),
+        lambda: Normalize((float("nan"),), (1.0,)),
+    ],
+)
+def test_options_that_make_no_picture_are_refused_at_once(make: Callable[[], Transform]) -> None:
+    with pytest.raises(LoaderError, match=r"wanted|means"):
+        make()
+
+
+def test_a_picture_of_other_channels_is_not_normalized() -> None:
+    with pytest.raises(DataError, match="Normalize is for 1 channels, the picture has 3"):
+        Normalize((0.5,), (0.5,))(torch.zeros(3, 2, 2), generator())
 
 
 def generator(key: str = "a") -> torch.Generator:
