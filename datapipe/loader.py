@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 
 from datapipe.batch_job import BatchSource
@@ -33,6 +32,7 @@ from datapipe.loader_stats import LoaderMeter, LoaderStats
 from datapipe.order import BlockShuffle, Order, ViewOrder
 from datapipe.pipeline import StageCounters
 from datapipe.stages import Pipeline, StageOptions
+from datapipe.view_identity import hash_keys, hash_rows
 from datapipe.whole_numbers import whole_number
 from storage import View
 
@@ -51,6 +51,7 @@ class LoaderState:
     consumed: int  # samples of the epoch handed out to all ranks together
     num_rows: int  # of the view
     rows_hash: int  # of the view's row ids: the upper 53 bits of their xxh3_64, exact in any JSON
+    keys_hash: int  # of up to 16 of their keys, likewise; 0, or left out by older code: not known
     shuffle: int  # fingerprint of the order: 0 that of the view, 1 the block shuffle
 
 
@@ -141,6 +142,7 @@ class Loader:
             options=stages or {},
             device=device,
         )
+        self._view = view
         self._rows: NDArray[np.int64] = np.ascontiguousarray(view.rows, dtype=np.int64)
         self._batch_size, self._buckets, self._drop_last = int(batch_size or 0), buckets, drop_last
         self._batches = lru_cache(maxsize=2)(self._cut_epoch)
@@ -246,12 +248,17 @@ class Loader:
             "consumed": self._consumed,
             "num_rows": len(self._rows),
             "rows_hash": self._rows_hash,
+            "keys_hash": self._keys_hash,
             "shuffle": self._fingerprint(),
         }
 
     @cached_property
     def _rows_hash(self) -> int:
-        return xxhash.xxh3_64_intdigest(self._rows.data) >> 11
+        return hash_rows(self._rows)
+
+    @cached_property
+    def _keys_hash(self) -> int:
+        return hash_keys(self._view)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on right after the last batch that was handed out.
@@ -260,7 +267,8 @@ class Loader:
         state of a finished epoch gives an iteration that ends at once; the next one is the new epoch.
 
         Raises:
-            LoaderError: If the state is of another version, or was made over other rows or another order.
+            LoaderError: If the state is of another version, or was made over other rows, over rows of these
+            numbers that are other samples, or in another order.
         """
         check_state(state, self.state_dict(), self._num_samples)
         epoch, consumed = int(state["epoch"]), int(state["consumed"])

@@ -116,7 +116,7 @@ def check_state(state: Any, mine: Mapping[str, int], num_samples: int) -> None:
     """
     if not isinstance(state, Mapping):
         raise LoaderError(f"the state is {state!r}, wanted what state_dict() gave")
-    missing = [name for name in mine if name not in state]
+    missing = [name for name in mine if name not in state and name != "keys_hash"]
     if missing or state["version"] != mine["version"]:
         raise LoaderError(
             f"this is no loader state of version {mine['version']}: version is {state.get('version')!r}, "
@@ -128,6 +128,13 @@ def check_state(state: Any, mine: Mapping[str, int], num_samples: int) -> None:
                 f"the state was saved with {name} {state[name]!r}, this loader has {mine[name]!r}; open "
                 f"the same snapshot with the same query and seed, or start anew without the state"
             )
+    saved, here = state.get("keys_hash", 0), mine["keys_hash"]
+    if not isinstance(saved, Integral) or (saved and here and saved != here):
+        raise LoaderError(
+            f"the state was saved over other samples: the rows of this view have the same numbers and other "
+            f"keys (keys_hash {saved!r}, here {here!r}); open the store that it was saved over, or a copy of "
+            f"it, or start anew without the state"
+        )
     whole_number("epoch of the state", state["epoch"], 0)
     if whole_number("consumed of the state", state["consumed"], 0) > num_samples:
         raise LoaderError(

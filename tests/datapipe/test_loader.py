@@ -8,11 +8,13 @@ import gc
 import io
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -384,6 +386,60 @@ def test_states_of_other_data_are_refused(view: View) -> None:
             other.load_state_dict(state)
     with pytest.raises(LoaderError, match="no loader state of version 2"):
         Loader(view, batch_size=4, image=None).load_state_dict({"epoch": 1})
+
+
+def named_view(folder: Path, names: Sequence[str]) -> View:
+    store = FeatureStore.create(folder)
+    store.append({"key": name, "caption": "x"} for name in names)
+    return store.refresh().select()
+
+
+def test_a_state_of_another_store_is_refused(tmp_path: Path) -> None:
+    """Its rows have the same numbers, and would be gone on with in silence."""
+    names = [f"{index:03d}" for index in range(40)]
+    state = Loader(named_view(tmp_path / "a", names), batch_size=4, image=None).state_dict()
+    for number, others in enumerate(([f"other {name}" for name in names], [*names[1:], "040"])):
+        loader = Loader(named_view(tmp_path / f"b{number}", others), batch_size=4, image=None)
+        with pytest.raises(LoaderError, match=r"saved over other samples.*keys_hash.*or a copy of it"):
+            loader.load_state_dict(state)
+
+
+def test_a_state_is_gone_on_with_where_its_samples_are(tmp_path: Path) -> None:
+    """In a copy, in a snapshot that has more rows, in one that was compacted, and if older code saved it."""
+    names = [f"{index:03d}" for index in range(40)]
+    view = named_view(tmp_path / "a", names)
+    loader = Loader(view, batch_size=4, image=None)
+    keys_of(itertools.islice(loader, 3))
+    state = loader.state_dict()
+    wanted = keys_of(loader_with(view, state))
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    store = FeatureStore.open(tmp_path / "copy")
+    assert keys_of(loader_with(store.select(), state)) == wanted
+    store.append([{"key": "more", "caption": "y"}])
+    assert keys_of(loader_with(store.refresh().select("caption = 'x'"), state)) == wanted
+    store.refresh().compact()
+    assert keys_of(loader_with(store.refresh().select("caption = 'x'"), state)) == wanted
+    old = {name: value for name, value in state.items() if name != "keys_hash"}
+    assert keys_of(loader_with(view, old)) == wanted
+
+
+def test_a_state_is_saved_and_read_where_keys_are_damaged(tmp_path: Path) -> None:
+    """A budget may leave the rows of that shard out, and the run goes on."""
+    names = [f"{index:03d}" for index in range(40)]
+    state = Loader(named_view(tmp_path / "a", names), batch_size=4, image=None).state_dict()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    store = FeatureStore.open(tmp_path / "b")
+    file = tmp_path / "b" / store.snapshot.parts[0].keys.path
+    file.write_bytes(bytes([byte ^ 255 for byte in file.read_bytes()]))
+    loader = Loader(store.select(), batch_size=4, image=None)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == {**state, "keys_hash": 0}
+
+
+def loader_with(view: View, state: dict[str, int]) -> Loader:
+    loader = Loader(view, batch_size=4, image=None)
+    loader.load_state_dict(state)
+    return loader
 
 
 @pytest.mark.parametrize("resample", ["bilinear", "nearest"])
