@@ -167,6 +167,8 @@ class FolderSource:
             if owner is not None:
                 taken.add(owner)
             if relative in used:
+                if owner is not None:
+                    yield from _unread_sidecars(listing.sidecars[owner])
                 continue
             if owner is None and self._is_governed(relative, listing):
                 detail = "no row of the metadata table names this picture, and it has no caption file"
@@ -224,6 +226,12 @@ class FolderSource:
 
 def _medium(relative: str) -> Medium:
     return Medium(kind="image", value=relative)
+
+
+def _unread_sidecars(paths: list[str]) -> Iterator[Note]:
+    for path in paths:
+        detail = "a metadata table names the picture of this file; only the table was read"
+        yield Note(place=printable(path), reason="ignored_file", detail=detail)
 
 
 def _orphan_sidecars(paths: list[str]) -> Iterator[Item]:

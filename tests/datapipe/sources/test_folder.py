@@ -187,3 +187,18 @@ def test_a_mapped_name_that_no_file_has_is_told(tmp_path: Path) -> None:
         FolderSource(tmp_path, fields=FieldMap(mapping={"caption": "alt"})).observe_columns(ColumnKinds())
     with pytest.raises(SourceError, match=r"no row has 'zzz' \(mapped to 'alt'\)"):
         FolderSource(tmp_path, fields=FieldMap(mapping={"alt": "zzz"})).observe_columns(ColumnKinds())
+
+
+def test_caption_files_that_a_table_stands_in_for_are_told(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.png").write_bytes(b"pixels")
+    (folder / "metadata.csv").write_text("file_name,caption\na.png,of the table\n")
+    (folder / "a.txt").write_text("of the file")
+    (folder / "b.txt").write_text("of the file")
+    found = list(FolderSource(folder).items())
+    captions = {item.key: item.caption for item in found if isinstance(item, Record)}
+    assert captions["a"] == "of the table" and len(captions) == 2
+    (note,) = [item for item in found if isinstance(item, Note)]
+    assert (note.place, note.reason) == ("a.txt", "ignored_file") and "only the table was read" in note.detail
