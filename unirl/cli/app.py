@@ -36,6 +36,7 @@ from unirl.cli import (
     score,
 )
 from unirl.cli.join import join
+from unirl.cli.output import is_first_rank
 from unirl.config import nearest
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def main(
         console=console, show_path=False, show_level=False, log_time_format="%X", markup=False
     )
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    level = os.environ.get("UNIRL_LOG", "INFO").upper()
+    level = os.environ.get("UNIRL_LOG", "INFO" if is_first_rank() else "WARNING").upper()
     if level not in LEVELS:
         typer.echo(f"error: UNIRL_LOG is {level!r}{nearest(level, LEVELS)}", err=True)
         sys.exit(2)

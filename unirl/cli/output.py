@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = [
     "StoreFolder",
     "StorePath",
     "counted",
+    "is_first_rank",
     "print_json",
     "progress_bar",
     "require_http",
@@ -30,6 +32,11 @@ __all__ = [
 StorePath = Annotated[str, typer.Argument(help="Folder of the store; to read, also its URL.")]
 StoreFolder = Annotated[str, typer.Argument(help="Folder of the store, on this machine.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all that a launcher started; True where none did."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def tell(facts: object, text: str, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from unirl.cli.output import AsJson, tell
+from unirl.cli.output import AsJson, is_first_rank, tell
 from unirl.config import nearest, replace_settings
 from unirl.errors import AlarmError, ConfigError
 from unirl.trainer.run_directory import RunDirectory
@@ -237,11 +237,14 @@ def _run(recipe: Recipe, run: Path, assignments: Sequence[str], as_json: bool) -
     try:
         summary = run_recipe(recipe, run, assignments=assignments, write_report=write_report)
     except StopAsked as stopped:
-        typer.echo(f"{run}: {stopped}; the same command goes on from there", err=True)
+        if is_first_rank():
+            typer.echo(f"{run}: {stopped}; the same command goes on from there", err=True)
         raise typer.Exit(REQUEUE_EXIT_CODE) from None
     except AlarmError as alarm:
         typer.echo(f"{run}: {alarm}", err=True)
         raise typer.Exit(EXIT_ALARM) from None
+    if not is_first_rank():
+        return
     lines = [*map(_stage_line, summary["runs"]), f"report: {run / 'report.html'}"]
     tell({"run": str(run), **summary}, "\n".join(lines), as_json)
 

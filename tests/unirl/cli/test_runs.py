@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -216,3 +217,17 @@ def test_a_script_gives_its_own_recipes(
     assert call("resume", str(tmp_path))[0] == 0 and calls.made[1]["recipe"].settings.seed == 8
     code, said = call("train", "mien")
     assert code == 1 and "did you mean 'mine'?" in said
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_rank_alone_says_what_came_out(
+    calls: Calls, unirl: Unirl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: str
+) -> None:
+    """Or a program that reads --json under a launcher is given several documents."""
+    monkeypatch.setenv("RANK", rank)
+    code, said, _ = unirl("train", "toy", "--run", str(tmp_path / "r"), "--json")
+    assert code == 0 and len(said.split('"runs"')) == (2 if rank == "0" else 1)
+    assert (logging.getLogger("unirl").level == logging.INFO) == (rank == "0")
+    calls.stop = StopAsked("stopped after step 3, state saved in checkpoints")
+    code, _, told = unirl("train", "toy", "--run", str(tmp_path / "r"))
+    assert code == 75 and bool(told) == (rank == "0")
