@@ -51,7 +51,7 @@ class LoaderState:
     consumed: int  # samples of the epoch handed out to all ranks together
     num_rows: int  # of the view
     rows_hash: int  # of the view's row ids: the upper 53 bits of their xxh3_64, exact in any JSON
-    keys_hash: int  # of up to 16 of their keys, likewise; 0, or left out by older code: not known
+    keys_hash: int  # of up to 4 of their keys, likewise; 0, or left out by older code: not known
     shuffle: int  # fingerprint of the order: 0 that of the view, 1 the block shuffle
 
 

@@ -13,8 +13,8 @@ from storage import StorageError, View
 
 __all__ = ["hash_keys", "hash_rows"]
 
-_NUM_KEYS: Final = 16
-"""Keys that are looked at. They may lie in as many shards, whose key tables are then opened and checked."""
+_NUM_KEYS: Final = 4
+"""Keys that are looked at. They may lie in as many shards, each of which takes a millisecond to open."""
 _SHIFT: Final = 11  # leaves 53 bits, which any JSON keeps exactly
 
 
@@ -24,7 +24,7 @@ def hash_rows(rows: NDArray[np.int64]) -> int:
 
 
 def hash_keys(view: View | JoinedView) -> int:
-    """Hash of up to 16 keys at even distances, the first and the last among them: 53 bits of xxh3_64.
+    """Hash of up to 4 keys at even distances, the first and the last among them: 53 bits of xxh3_64.
 
     Row ids are numbers that every store has; keys are the names of its samples. They stay when a store is
     copied, moved, compacted or appended to. Another store of as many rows, or one that was made again from
