@@ -47,6 +47,8 @@ __all__ = ["app", "main"]
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 EXAMPLE = re.compile(r"^Example: ", re.MULTILINE)
 HELP_WIDTH = 110
+FULL = (errno.ENOSPC, errno.EDQUOT)
+MAKE_ROOM = "make room (`df -h` shows where), or name a place on another disk"
 NO_WRAP = "\b"
 """Before a paragraph: its lines stay as they are."""
 
@@ -128,7 +130,9 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     from datapipe import DataError
     from unirl.errors import UniRLError
 
-    return UniRLError, DataError, OSError  # StorageError is an OSError
+    loaded = sys.modules.get("safetensors")
+    of_files = () if loaded is None else (loaded.SafetensorError,)
+    return UniRLError, DataError, OSError, *of_files  # StorageError is an OSError
 
 
 def _sentence(error: BaseException) -> str:
@@ -136,11 +140,10 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         places = [str(name) for name in (error.filename, error.filename2) if name is not None]
         said = f"{' -> '.join(places)}: {error.strerror}" if places else error.strerror
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return (
-            f"{said}; make room (`df -h` shows where), or name a place on another disk" if is_full else said
-        )
-    return str(error)
+        return f"{said}; {MAKE_ROOM}" if error.errno in FULL else said
+    # safetensors tells the system's error in its text alone.
+    is_full = any(f"(os error {number})" in str(error) for number in FULL)
+    return f"{error}; {MAKE_ROOM}" if is_full else str(error)
 
 
 def _with_examples(command: Callable[..., None]) -> str:

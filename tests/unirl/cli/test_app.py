@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from unirl.cli import main
-from unirl.cli.app import COMMANDS, GROUPS, _sentence, app
+from unirl.cli.app import COMMANDS, GROUPS, _expected_errors, _sentence, app
 
 HEAVY = {
     "torch",
@@ -94,4 +95,8 @@ def test_an_error_of_the_machine_is_one_sentence(tmp_path: Path, capsys: pytest.
 def test_a_full_disk_is_told_with_what_to_do() -> None:
     full = _sentence(OSError(errno.ENOSPC, "No space left on device", "sheet.png"))
     assert full.startswith("sheet.png: No space left on device; make room")
+    model = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert "No space left on device (os error 28); make room" in _sentence(model)
+    assert _sentence(SafetensorError("header too large")) == "header too large"
+    assert SafetensorError in _expected_errors()
     assert _sentence(OSError(errno.EACCES, "Permission denied", "x")) == "x: Permission denied"
