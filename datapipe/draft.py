@@ -13,7 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from datapipe.collate import Batch
 from datapipe.device import InFlight
-from datapipe.errors import LoaderError, reason_of
+from datapipe.errors import LoaderError
+from datapipe.reasons import reason_of
 from datapipe.ring import BufferRing
 
 __all__ = ["IMAGES", "BadSample", "Draft", "Piece", "UnevenError"]

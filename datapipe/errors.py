@@ -12,7 +12,6 @@ __all__ = [
     "StageError",
     "StoreBusyError",
     "WorkerError",
-    "reason_of",
 ]
 
 
@@ -67,9 +66,3 @@ class StageError(DataError, RuntimeError):
     def __init__(self, message: str, reason: str = "stage") -> None:
         super().__init__(message)
         self.reason = reason
-
-
-def reason_of(error: BaseException) -> str:
-    """The code by which an error is counted: its reason if it is ours, else the name of its type."""
-    reason = getattr(error, "reason", None) if isinstance(error, DataError) else None
-    return str(reason or type(error).__name__)

@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection, wait
 from pickle import PicklingError
 from typing import Any, Final
 
-from datapipe.errors import StageError, reason_of
+from datapipe.errors import StageError
+from datapipe.reasons import reason_of
 from datapipe.stages import Stage
 
 __all__ = ["StageProcess"]
