@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Final, Literal, get_args
 
 from datapipe.errors import DataError, SourceError
@@ -99,7 +100,13 @@ class RowOptions:
 
 
 def check_run(
-    *, max_bad_fraction: float, engine: str, workers: int, commit_rows: int, dry_run: int | None
+    *,
+    max_bad_fraction: float,
+    engine: str,
+    workers: int,
+    commit_rows: int,
+    commit_s: float,
+    dry_run: int | None,
 ) -> None:
     """Refuse what an ingest cannot run with.
 
@@ -111,13 +118,15 @@ def check_run(
     _check_choice("engine", engine, get_args(Engine))
     _check_positive("workers", workers)
     _check_positive("commit_rows", commit_rows)
+    if not commit_s >= 0:
+        raise DataError(f"commit_s is {commit_s}, wanted seconds, 0 or more")
     if dry_run is not None:
         _check_positive("dry_run", dry_run)
 
 
 def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise DataError(f"{name} is {value}, wanted 1 or more")
+    if not isinstance(value, Integral) or value < 1:
+        raise DataError(f"{name} is {value!r}, wanted a whole number, 1 or more")
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -129,6 +129,7 @@ def ingest(
         engine=engine,
         workers=workers,
         commit_rows=commit_rows,
+        commit_s=commit_s,
         dry_run=dry_run,
     )
     started = time.monotonic()

@@ -325,6 +325,9 @@ def test_a_store_is_not_made_for_a_source_that_cannot_be_read(tmp_path: Path) ->
         ingest(tmp_path / "photos", tmp_path / "store", optional=["captions"])
     with pytest.raises(DataError, match="max_bad_fraction is 2"):
         ingest(tmp_path / "photos", tmp_path / "store", max_bad_fraction=2)
+    for option, value in (("workers", 1.5), ("commit_rows", 0), ("commit_s", -1.0), ("dry_run", 0)):
+        with pytest.raises(DataError, match=f"{option} is {value}, wanted"):
+            ingest(tmp_path / "photos", tmp_path / "store", **{option: value})
     assert not (tmp_path / "store").exists()
 
 

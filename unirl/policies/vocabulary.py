@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from pathlib import Path
@@ -178,8 +178,8 @@ class JointVocabulary:
 
     def drawing(self, codes: Sequence[int]) -> list[int]:
         """Ids of a picture as a response: its codes, with the row ends that the grid has."""
-        if not isinstance(codes, Sequence) or len(codes) != self.grid.length:
-            found = len(codes) if isinstance(codes, Sequence) else repr(codes)
+        if not isinstance(codes, Sized) or len(codes) != self.grid.length:
+            found = len(codes) if isinstance(codes, Sized) else repr(codes)
             raise ConfigError(f"a picture has {self.grid.length} codes, found {found}")
         wrong = [
             code for code in codes if not isinstance(code, Integral) or not 0 <= code < self.grid.num_codes
