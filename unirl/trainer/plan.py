@@ -196,10 +196,17 @@ def _count_rows(recipe: Recipe, store: FeatureStore, problems: list[str]) -> dic
 
 
 def _captions(recipe: Recipe, store: FeatureStore | None) -> Sequence[str]:
-    """Those of the store, or what the recipe may write into one."""
+    """Those of the rows that the recipe uses, or what it may write into a store."""
     if store is None or "caption" not in store.columns:
         return recipe.data.captions()
-    captions: list[str] = store.select("caption <> ''").column("caption").to_pylist()
+    conditions = _conditions(recipe)
+    del conditions["tokenizer_rows"]  # which learns from pictures alone
+    used = " OR ".join(f"({condition})" for condition in conditions.values())
+    try:
+        view = store.select(f"caption <> '' AND ({used})")
+    except QueryError:  # which condition it is stands among the problems
+        view = store.select("caption <> ''")
+    captions: list[str] = view.column("caption").to_pylist()
     return captions
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from storage import StorageError
+from storage import StorageError, View
 from unirl.errors import ConfigError
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
@@ -17,7 +17,7 @@ from unirl.trainer.memory_estimate import ModelShape, estimate_memory, lora_para
 from unirl.trainer.recipe import Recipe, model_path
 from unirl.types import Direction
 
-__all__ = ["PolicySizes", "caption_problems", "memory_parts", "policy_sizes"]
+__all__ = ["PolicySizes", "caption_problems", "memory_parts", "policy_sizes", "require_words"]
 
 SPECIALS_AROUND_PICTURE = 2
 
@@ -145,20 +145,38 @@ def caption_problems(
             f"the longest caption has {num_words} words, with its picture {shown + num_words + 2} positions, "
             f"the policy has {sizes.positions}: {longest[:60]!r}; raise sft.config.max_length or leave it out"
         )
-    unknown = sizes.vocabulary.tokenizer.unk_token_id
-    lacking = [text for text in captions if unknown in sizes.vocabulary.words(text)]
-    if lacking:
-        remedy = (
-            "the recipe's captions() must hold every word"
-            if recipe.sft.model is None
-            else f"teach the policy of sft.model {recipe.sft.model} these words, name another, or leave such "
-            "captions out by the conditions"
-        )
-        problems.append(
-            f"{len(lacking)} captions have words that the vocabulary lacks, first {lacking[0][:60]!r}; "
-            f"{remedy}"
-        )
+    problems += _lacking_words(recipe, sizes.vocabulary, captions)
     return problems, notes
+
+
+def require_words(recipe: Recipe, vocabulary: JointVocabulary, views: Sequence[View]) -> None:
+    """Refuse captions with words that a named policy does not know, before it trains on anything.
+
+    Raises:
+        ConfigError: With their number and the first.
+    """
+    if vocabulary.tokenizer.unk_token_id is None:
+        return
+    captions = {text for view in views for text in view.column("caption").to_pylist() if text}
+    problems = _lacking_words(recipe, vocabulary, sorted(captions))
+    if problems:
+        raise ConfigError(problems[0])
+
+
+def _lacking_words(recipe: Recipe, vocabulary: JointVocabulary, captions: Sequence[str]) -> list[str]:
+    unknown = vocabulary.tokenizer.unk_token_id
+    lacking = [text for text in captions if unknown in vocabulary.words(text)]
+    if not lacking:
+        return []
+    remedy = (
+        "the recipe's captions() must hold every word"
+        if recipe.sft.model is None
+        else f"teach the policy of sft.model {recipe.sft.model} these words, name another, or leave such "
+        "captions out by the conditions"
+    )
+    return [
+        f"{len(lacking)} captions have words that the vocabulary lacks, first {lacking[0][:60]!r}; {remedy}"
+    ]
 
 
 def memory_parts(

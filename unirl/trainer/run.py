@@ -21,6 +21,7 @@ from unirl.policies.image_tokenizer import ImageTokenizer
 from unirl.rewards.train_preference import reward_version
 from unirl.rollout.vllm_engine import open_engine
 from unirl.trainer.loop import Trainer
+from unirl.trainer.plan_policy import require_words
 from unirl.trainer.preemption import Interrupted, StopAsked, StopRequest
 from unirl.trainer.prepare import prepare_run, require_sources
 from unirl.trainer.progress import StepBar, step_bar
@@ -107,6 +108,9 @@ def _run(
     directions: list[Direction] = list(dict.fromkeys(d for stage in recipe.stages for d in stage.directions))
     prepared_s = time.perf_counter() - started
     policy = load_policy(run / "models" / "sft")
+    prompts = {stage.name: select_prompts(store, stage.prompts) for stage in recipe.stages}
+    if recipe.sft.model is not None:
+        require_words(recipe, policy.vocabulary, [*prompts.values(), evaluation])
     if recipe.lora_rank:
         add_adapters(policy.lm, rank=recipe.lora_rank, seed=seed)
     reward = recipe.scoring.reward(run / "models" / "reward")
@@ -132,7 +136,7 @@ def _run(
             stage_rewards={name: scoring.reward(run / "models" / "reward") for name, scoring in own.items()},
             judge=recipe.data.judge(seed=seed),
             warm_up=select_prompts(store, recipe.warm_up_rows),
-            prompts={stage.name: select_prompts(store, stage.prompts) for stage in recipe.stages},
+            prompts=prompts,
             evaluation_prompts={
                 direction: all_prompts(evaluation, direction, image_size=tokenizer.image_size)
                 for direction in directions

@@ -13,10 +13,12 @@ from recipes.own_data import OwnData, own_data
 from recipes.shapes import shapes
 from storage import FeatureStore
 from unirl.config import replace_settings
+from unirl.errors import ConfigError
 from unirl.policies.token_lm import TokenLM
 from unirl.policies.vocabulary import JointVocabulary
 from unirl.trainer.clone import clone_store
 from unirl.trainer.plan import plan_run
+from unirl.trainer.plan_policy import require_words
 from unirl.trainer.prepare import require_sources
 from unirl.trainer.recipe import Recipe
 from unirl.trainer.run_directory import RunDirectory
@@ -100,6 +102,29 @@ def test_a_named_policy_without_the_words_or_its_image_tokenizer_is_told(
     (problem,) = plan.problems
     assert f"teach the policy of sft.model {tmp_path / 'policy'} these words" in problem
     assert any("name the one that the policy was made with" in note for note in plan.notes)
+
+
+def test_a_run_is_refused_captions_that_a_named_policy_cannot_read(
+    toy_store: FeatureStore, tmp_path: Path
+) -> None:
+    """Before it trains on the others; rows that no condition takes do not matter."""
+    captions = sorted(set(toy_store.select().column("caption").to_pylist()))
+    known, strange = captions[0], captions[-1]
+    vocabulary = JointVocabulary.from_captions([known], num_codes=16, rows=2, columns=2)
+    recipe = own(toy_store, "sft.model=models/mine")
+    readable, unreadable = (toy_store.select(f"caption = '{text}'") for text in (known, strange))
+    require_words(recipe, vocabulary, [readable])
+    with pytest.raises(
+        ConfigError, match=rf"1 captions have words .* first '{strange}'; teach the policy of"
+    ):
+        require_words(recipe, vocabulary, [readable, unreadable])
+    TokenLM.create(recipe.sft.config, vocabulary, seed=0).save(tmp_path / "policy")
+    where = f"caption = '{known}'"
+    used = own(toy_store, f"sft.model={tmp_path / 'policy'}", f"warm_up_rows={where}", f"reward_rows={where}")
+    used = replace(used, stages=tuple(replace(stage, prompts=where) for stage in used.stages))
+    for evaluated, is_told in ((f"NOT ({where})", True), (where, False)):
+        problems = plan_run(replace(used, evaluation_rows=evaluated), tmp_path / "run").problems
+        assert any("vocabulary lacks" in problem for problem in problems) == is_told
 
 
 def test_a_run_needs_the_store_and_models_it_took_no_longer(toy_store: FeatureStore, tmp_path: Path) -> None:
