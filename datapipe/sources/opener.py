@@ -97,9 +97,8 @@ def _open_files(
         for file in _files_of(path, suffixes):
             parts = partitions_of(file)
             stem = "/".join([*parts.folders, PurePosixPath(strip_compression(file.name)).stem])
-            own = (
-                "/".join([*parts.folders, file.name]) if stem in taken else stem
-            )  # prompts.jsonl and prompts.txt in one folder
+            # prompts.jsonl and prompts.txt may lie in one folder
+            own = "/".join([*parts.folders, file.name]) if stem in taken else stem
             taken.add(stem)
             is_prompts = kind == "prompts" or file.suffix.lower() == ".txt"
             table_fields = replace(fields, is_text_only=True) if is_prompts else fields
