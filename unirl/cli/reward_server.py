@@ -15,7 +15,7 @@ from unirl.model_folder import QWEN_VL, model_type, require_model
 __all__ = ["TOKEN_HELP", "serve", "token_of"]
 
 TOKEN_VARIABLE = "UNIRL_REWARD_TOKEN"
-TOKEN_HELP = "File with the server's bearer token; else that of UNIRL_REWARD_TOKEN."
+TOKEN_HELP = f"File with the server's bearer token; else that of {TOKEN_VARIABLE}."
 
 
 def token_of(file: Path | None) -> str:

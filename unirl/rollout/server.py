@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unirl.errors import ConfigError, RolloutError
-from unirl.rollout.server_client import UPDATE_HEADER
+from unirl.rollout.server_client import TOKEN_VARIABLE, UPDATE_HEADER
 from unirl.rollout.vllm_local import LocalVllm, VllmSettings
 from unirl.rollout.vllm_requests import TokenRequest, WeightBucket
 from unirl.rollout.weight_sync_memory import unpack
@@ -82,9 +82,7 @@ def make_app(engine: LocalVllm, *, token: str) -> Starlette:
         async def answer(request: Request) -> Response:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                wrong = (
-                    "the token is missing or wrong; UNIRL_ROLLOUT_TOKEN holds it, here and with the trainer"
-                )
+                wrong = f"the token is missing or wrong; {TOKEN_VARIABLE} holds it, here and with the trainer"
                 return JSONResponse({"error": wrong}, status_code=401)
             name = request.headers.get(UPDATE_HEADER, "")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -52,8 +51,9 @@ class WeightCopies:
         missing, self.num_tensors, self.num_bytes = set(self._owners), 0, 0
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for bucket in self._buckets(weights):
-                for name in self._copy(pool, bucket):
-                    _refuse(name)
+                wrong = self._copy(pool, bucket)
+                if wrong:
+                    raise _other_bytes(wrong[0])
                 self.num_tensors += len(bucket)
                 self.num_bytes += sum(tensor.nbytes for _, tensor in bucket)
                 missing.difference_update(name for name, _ in bucket)
@@ -73,11 +73,12 @@ class WeightCopies:
         for bucket in self._buckets(weights):
             for name, tensor in bucket:
                 if not same_bytes(self.places[name], tensor):
-                    _refuse(name)
+                    raise _other_bytes(name)
 
     def _buckets(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
         """Whole tensors that have a place, as the place would hold them."""
         held: list[tuple[str, Tensor]] = []
+        num_bytes = 0
         for name, tensor in weights:
             place = self.places.get(name)
             if place is None:
@@ -90,9 +91,10 @@ class WeightCopies:
                     "make a new engine for a model of another size"
                 )
             held.append((name, whole(tensor).detach().to(place).contiguous()))
-            if sum(tensor.nbytes for _, tensor in held) >= BUCKET_BYTES:
+            num_bytes += held[-1][1].nbytes
+            if num_bytes >= BUCKET_BYTES:
                 yield held
-                held = []
+                held, num_bytes = [], 0
         yield held
 
     def _copy(self, pool: ThreadPoolExecutor, bucket: Sequence[tuple[str, Tensor]]) -> list[str]:
@@ -113,8 +115,8 @@ class WeightCopies:
         return [name for name, tensor in share if not copy_compared(self.places[name], tensor)]
 
 
-def _refuse(name: str) -> NoReturn:
-    raise RolloutError(
+def _other_bytes(name: str) -> RolloutError:
+    return RolloutError(
         f"weight sync: the decoder holds other bytes for {name} than the policy; it would sample from "
         "another policy. A tied pair whose tensors differ, and a decoder that somebody wrote to, are the "
         "usual causes"

@@ -90,7 +90,8 @@ class RunDirectory:
             return
         before = self.read()
         now = {"recipe": recipe, "config": json.loads(json.dumps(config)), "seed": seed}
-        begun = {name: before[name] for name in now} | {"config": _filled(before["config"], defaults or {})}
+        known = _filled(before["config"], json.loads(json.dumps(defaults or {})))
+        begun = {name: before[name] for name in now} | {"config": known}
         found, wanted = flat_settings(begun), flat_settings(now)
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
@@ -192,9 +193,8 @@ def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
 
 def _filled(record: Any, defaults: Any) -> Any:
     """A record, with the defaults of what it does not know."""
-    if isinstance(record, dict) and isinstance(defaults, Mapping):
-        known = {name: _filled(value, defaults.get(name)) for name, value in record.items()}
-        return {**json.loads(json.dumps(dict(defaults))), **known}
+    if isinstance(record, dict) and isinstance(defaults, dict):
+        return defaults | {name: _filled(value, defaults.get(name)) for name, value in record.items()}
     if isinstance(record, list) and isinstance(defaults, list):
         return [*map(_filled, record, defaults), *record[len(defaults) :]]
     return record
